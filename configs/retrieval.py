@@ -1,6 +1,7 @@
 """The section `retrieval`: the servers that answer searches, and what their clients ask."""
 
 import ipaddress
+import math
 import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from configs.section import (
     OF_THE_MACHINE,
     ONE_OR_MORE,
     REACHES_OUT,
+    SPENDS,
     WRITES_THERE,
     InputPath,
     ModelPath,
@@ -43,8 +45,9 @@ class LiveConfig(Section, frozen=True):
     engine_id: str = ""  # google_cse's cx
     country: str = ""  # gl, such as us; empty: not sent
     language: str = ""  # hl, such as en; empty: not sent
-    price_usd: Annotated[NonNegativeFloat, CHANGEABLE] = 0.0  # of a request
-    budget_usd: Annotated[NonNegativeFloat, CHANGEABLE] = 0.0  # of the run; then nothing is asked
+    price_usd: Annotated[NonNegativeFloat, CHANGEABLE, SPENDS] = 0.0  # of a request
+    # Of the run; then nothing is asked
+    budget_usd: Annotated[NonNegativeFloat, CHANGEABLE, SPENDS] = 0.0
     requests_per_s: Annotated[PositiveFloat, CHANGEABLE] = 5.0
     concurrency: Annotated[Positive, CHANGEABLE] = 16  # requests under way at once
     timeout_s: Annotated[Seconds, CHANGEABLE] = 10.0  # of a request
@@ -143,7 +146,7 @@ class RetrievalConfig(Section, frozen=True):
             raise ValueError(
                 f"retrieval.recorded = {self.recorded!r} and retrieval.url = "
                 f"{shown_urls(self.url)}: a recorded run answers searches, or a server does: leave "
-                "leave one of them empty"
+                "one of them empty"
             )
         if self.is_live:
             self._require_live()
@@ -169,7 +172,7 @@ class RetrievalConfig(Section, frozen=True):
         if not live.needs_key:
             return
         for field, what in (("price_usd", "a request costs"), ("budget_usd", "the run may spend")):
-            if (value := getattr(live, field)) < LEAST_USD:
+            if not LEAST_USD <= (value := getattr(live, field)) < math.inf:
                 raise ValueError(
                     f"retrieval.live.{field} = {value!r}: {kind} asks a provider that is paid: say "
                     f"what {what}, in US dollars, or answer from a record: "
@@ -207,18 +210,25 @@ def is_near(url: str) -> bool:
 
 
 def _require_safe(url: str) -> None:
-    """Raise ValueError for a provider's address at which others could read the key."""
-    parts = urlsplit(url)
-    safe = parts.scheme == "https" or (parts.scheme == "http" and is_near(url))
-    if not (parts.hostname and safe):
+    """Raise ValueError for a provider's address at which others could read the key, or that may
+    hold it: such a one is not shown.
+    """
+    try:
+        parts = urlsplit(url)
+        found = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+    except ValueError:
         raise ValueError(
-            f"retrieval.live.url = {url!r}: the key is shown there: give an https:// address, or "
-            "an http:// one on this machine's loopback"
-        )
-    if parts.query or parts.username or parts.password:
+            "retrieval.live.url is no address: give one such as https://gateway/search"
+        ) from None
+    if parts.query or parts.fragment or "@" in url:
         raise ValueError(
             "retrieval.live.url holds a query or a user's name, which would be recorded: give the "
             "address alone, and the key by retrieval.live.key_file"
+        )
+    if not found or not (parts.scheme == "https" or (parts.scheme == "http" and is_near(url))):
+        raise ValueError(
+            f"retrieval.live.url = {url!r}: the key is shown there: give an https:// address, or "
+            "an http:// one on this machine's loopback"
         )
 
 

@@ -21,6 +21,7 @@ RUNS_CODE = Meta(extra={"trust": "it runs code"})
 NAMES_SECRET = Meta(extra={"trust": "what that holds is read and shown to others"})
 REACHES_OUT = Meta(extra={"trust": "it is listened at, or what leaves this process goes there"})
 WRITES_THERE = Meta(extra={"trust": "it is written and removed there"})
+SPENDS = Meta(extra={"trust": "money is spent by it"})
 # A list of texts that may be given as one text.
 ONE_OR_MORE = Meta(extra={"form": "one or more"})
 # A word among which is `off`, which YAML reads as false.

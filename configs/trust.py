@@ -1,4 +1,5 @@
-"""The fields that no record decides: they run code, name a secret, or reach out of this process.
+"""The fields that no record decides: they run code, name a secret, spend money, or reach out of
+this process.
 
 A record is what somebody wrote down about a run: its `config.yaml`, its log, a checkpoint's
 manifest, or what replay tells an actor that joins. Who opens another's run would run another's
@@ -25,6 +26,7 @@ from configs.section import (
     ONE_OR_MORE,
     REACHES_OUT,
     RUNS_CODE,
+    SPENDS,
     WRITES_THERE,
 )
 
@@ -44,7 +46,7 @@ _SHOWN = 200  # characters of a value
 def _fields() -> dict[str, str]:
     """Each field that a record does not decide, and why."""
     of_hub = {field: _FROM_THE_HUB for mark in (HUB_MODEL, HUB_DATA) for field in marked(mark)}
-    marks = (RUNS_CODE, NAMES_SECRET, REACHES_OUT, WRITES_THERE)
+    marks = (RUNS_CODE, NAMES_SECRET, REACHES_OUT, WRITES_THERE, SPENDS)
     return of_hub | {field: (mark.extra or {})["trust"] for mark in marks for field in marked(mark)}
 
 

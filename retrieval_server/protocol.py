@@ -20,8 +20,9 @@ INDEX_VERSION = "x-index-version"  # of a reply with results: `Info.index_versio
 DEADLINE = "x-deadline-s"  # of a search: the seconds that its client waits at most
 RETRY_AFTER = "x-retry-after-s"  # beside Retry-After, which tells whole seconds alone
 BATCH_QUERIES = "x-batch-queries"  # of a reply: how many queries a request had best hold
-# What a command asks to see that it is answered; where searches cost money, nobody is paid for it.
-PROBE = "forage asks whether a search is answered"
+# What a command asks to see that it is answered: one word that no corpus holds, so soon looked up.
+# Where searches cost money, nobody is paid for it.
+PROBE = "forageprobeqxz"
 TELLS_ERROR = "error:"  # how the id of a document begins that tells why nothing was found
 
 

@@ -28,6 +28,13 @@ def test_a_replay_needs_neither() -> None:
         (["retrieval.live.price_usd=1e-12"], r"live\.price_usd = 1e-12"),
         (["retrieval.live.budget_usd=1e-4"], r"budget_usd = 0\.0001: less than one request costs"),
         (["retrieval.live.budget_usd=-1"], r"retrieval\.live\.budget_usd"),
+        (["retrieval.live.budget_usd=.inf"], r"live\.budget_usd = inf: .* what the run may spend"),
+        (["retrieval.live.price_usd=.inf"], r"live\.price_usd = inf: .* what a request costs"),
+        (["retrieval.live.url=https://x:99999"], r"live\.url is no address: give one such as"),
+        (
+            ["retrieval.url=http://a:1", "retrieval.recorded=f"],
+            r"or a server does: leave one of them empty",
+        ),
         (["retrieval.kind=google_cse"], r"live\.engine_id = '': .*programmablesearchengine"),
         (["retrieval.top_k=11"], r"retrieval\.top_k = 11: .* at most 10 passages"),
         (["retrieval.index=i"], r"retrieval\.index = 'i' acts on nothing with retrieval\.kind"),
@@ -50,7 +57,17 @@ def test_what_cannot_be_is_refused_with_its_remedy(overrides: list[str], said: s
         parse("", [*LIVE, *overrides], "test")
 
 
-@pytest.mark.parametrize("url", ["https://x?api_key=SECRET", "https://me:SECRET@x"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://x?api_key=SECRET",
+        "http://web?key=SECRET",
+        "ftp://me:SECRET@web",
+        "https://x#key=SECRET",
+        "https://[x?key=SECRET",
+        "https://me:SECRET\u2100@x",
+    ],
+)
 def test_an_address_that_holds_a_secret_is_not_shown(url: str) -> None:
     with pytest.raises(ConfigError, match=r"live\.url") as raised:
         parse("", [*LIVE, f"retrieval.live.url={url}"], "test")

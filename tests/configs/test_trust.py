@@ -23,6 +23,8 @@ HARMFUL = {
     "retrieval.live.url": "https://192.0.2.7/search",
     "retrieval.live.key_file": "/home/me/key",
     "retrieval.live.record": "/home/me/file",
+    "retrieval.live.price_usd": "0.001",
+    "retrieval.live.budget_usd": "1000",
     "actors.engine": "{compilation_config: {backend: mine.run}}",
     "rewards.custom": "mine:reward",
     "replay.endpoint": "ipc:///home/me/file",

@@ -84,12 +84,15 @@ class Budget:
         whole = content.rfind(b"\n") + 1
         for line in content[:whole].splitlines():
             try:
-                self._spent += _nanos(_decoder.decode(line).usd)
+                spent = self._spent + _nanos(_decoder.decode(line).usd)
+                if spent < 0:
+                    raise ValueError("more is given back than was spent")
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError) as error:
                 raise BadRecord(
-                    f"{self.path}: {error}: a line is no amount, so what is left cannot be told: "
+                    f"{self.path}: {error}: a line is wrong, so what is left cannot be told: "
                     "mend it, or start a new run"
                 ) from error
+            self._spent = spent
         self._read += whole
         if whole < len(content):
             os.ftruncate(file, self._read)

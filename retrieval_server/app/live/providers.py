@@ -5,10 +5,12 @@ A passage is a title, a line break and the provider's snippet; its id is the pag
 provider shows an answer of its own before the pages, that is the first passage.
 """
 
+import email.utils
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -21,6 +23,7 @@ from retrieval_server.protocol import BadReply, Document
 
 MOST_ID_CHARS = 1000
 MOST_CHARS = 8000  # of a title or snippet
+LONGEST_RETRY_AFTER_S = 600.0
 _SHOWN_BYTES = 200
 _OF_THE_QUERY = (400, 413, 414, 422)
 _OF_THE_ACCOUNT = re.compile(rb"credit|api.?key|quota|billing|account", re.I)
@@ -67,7 +70,7 @@ class Provider(ABC):
     """One provider, with the key that it is shown. The key is in nothing that is said of it."""
 
     asked: LiveConfig
-    key: str
+    key: str = field(repr=False)
     kind = ""
     own_url = ""
 
@@ -77,8 +80,8 @@ class Provider(ABC):
         return self.asked.url or self.own_url
 
     @abstractmethod
-    def request(self, query: str) -> httpx.Request:
-        """Make the request of a query."""
+    def request(self, client: httpx.AsyncClient, query: str) -> httpx.Request:
+        """Make the request of a query, as that client sends it."""
 
     @abstractmethod
     def documents(self, content: bytes) -> list[Document]:
@@ -101,10 +104,10 @@ class Serper(Provider):
     kind = "serper"
     own_url = "https://google.serper.dev/search"
 
-    def request(self, query: str) -> httpx.Request:
-        """Make the request of a query."""
+    def request(self, client: httpx.AsyncClient, query: str) -> httpx.Request:
+        """Make the request of a query, as that client sends it."""
         body = {"q": query, "num": LIVE_PASSAGES, **self._places()}
-        return httpx.Request("POST", self.url, json=body, headers={"x-api-key": self.key})
+        return client.build_request("POST", self.url, json=body, headers={"x-api-key": self.key})
 
     def documents(self, content: bytes) -> list[Document]:
         """Read the passages of a 200's content. Raises BadReply."""
@@ -120,10 +123,12 @@ class SerpApi(Provider):
     kind = "serpapi"
     own_url = "https://serpapi.com/search.json"
 
-    def request(self, query: str) -> httpx.Request:
-        """Make the request of a query."""
+    def request(self, client: httpx.AsyncClient, query: str) -> httpx.Request:
+        """Make the request of a query, as that client sends it."""
         said = {"engine": "google", "q": query, "num": f"{LIVE_PASSAGES}", "output": "json"}
-        return httpx.Request("GET", self.url, params=said | self._places() | {"api_key": self.key})
+        return client.build_request(
+            "GET", self.url, params=said | self._places() | {"api_key": self.key}
+        )
 
     def documents(self, content: bytes) -> list[Document]:
         """Read the passages of a 200's content. Raises BadReply."""
@@ -139,11 +144,11 @@ class GoogleCse(Provider):
     kind = "google_cse"
     own_url = "https://www.googleapis.com/customsearch/v1"
 
-    def request(self, query: str) -> httpx.Request:
-        """Make the request of a query."""
+    def request(self, client: httpx.AsyncClient, query: str) -> httpx.Request:
+        """Make the request of a query, as that client sends it."""
         said = {"cx": self.asked.engine_id, "q": query, "num": f"{LIVE_PASSAGES}"}
         headers = {"x-goog-api-key": self.key}
-        return httpx.Request("GET", self.url, params=said | self._places(), headers=headers)
+        return client.build_request("GET", self.url, params=said | self._places(), headers=headers)
 
     def documents(self, content: bytes) -> list[Document]:
         """Read the passages of a 200's content. Raises BadReply."""
@@ -163,11 +168,13 @@ class Fault:
     said: str
     after_s: float | None = None  # it is to be asked again then; None: that would not help
     of_the_query: bool = False
+    unsent: bool = False  # by nobody else's word
     billed: bool = False
 
 
 def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: float) -> Fault:
-    """Tell what an answer that is no 200 means; `pause_s` until the next try, where it says none.
+    """Tell what an answer that is no 200 means; `pause_s` until the next try, where it says
+    none, and at least where that may be billed again.
 
     Some answer 400 where money or key are at fault, and Google may answer 403 to haste.
     """
@@ -176,10 +183,23 @@ def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: flo
     if status == 429 or (status == 403 and _RATE.search(content)):
         return Fault(said, wait_s)
     if status >= 500:
-        return Fault(said, wait_s, billed=True)
+        return Fault(said, max(wait_s, pause_s), billed=True)
     if status in _OF_THE_QUERY and not _OF_THE_ACCOUNT.search(content):
         return Fault(said, of_the_query=True)
     return Fault(f"see its account, retrieval.live.url and the key: it {said}")
+
+
+def retry_after_s(told: str) -> float | None:
+    """The seconds of a Retry-After, which may be a date, `LONGEST_RETRY_AFTER_S` at most; None
+    where there is none.
+    """
+    if told.strip().isdecimal() and len(told) <= 9:
+        return min(float(told), LONGEST_RETRY_AFTER_S)
+    try:
+        left_s = email.utils.parsedate_to_datetime(told).timestamp() - time.time()
+        return min(max(0.0, left_s), LONGEST_RETRY_AFTER_S)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", content: bytes) -> Any:

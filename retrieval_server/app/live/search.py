@@ -3,17 +3,19 @@
 - The same query is asked once, however many want it, and what has been sent is waited for even
   where they have gone: it is paid for, and goes on record. What nobody waits for any more is not
   sent.
-- Requests begin no faster than `requests_per_s`. After a 429 none begins until its Retry-After is
-  over, or pauses that double; a search whose deadline is before that is refused at once.
+- Requests begin no faster than `requests_per_s`. After a failure none begins until its Retry-After
+  is over, or pauses that double; a search whose deadline is before that is refused at once. After
+  `SICK_AFTER` in a row that may have been billed, one begins each `LONGEST_PAUSE_S`, until one
+  succeeds.
 - Each request is paid for before it is made (`budget`). A search that the rest of the money does
   not do for, and a query that the provider refuses, are told so in place of passages, by name: the
-  policy reads it. All else that fails is an error of retrieval.
+  policy reads it. All else that fails is an error of retrieval; so is a refusal while nothing has
+  been answered yet, or after `REFUSED_IN_A_ROW` others, which the configuration may have met.
+- While an answer that is paid for cannot be put on record, nothing is asked.
 """
 
 import asyncio
-import email.utils
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +28,7 @@ import httpx
 
 from configs.retrieval import LiveConfig, is_near
 from retrieval_server.app.live.budget import Budget
-from retrieval_server.app.live.providers import Fault, Provider, fault
+from retrieval_server.app.live.providers import Fault, Provider, fault, retry_after_s
 from retrieval_server.app.live.record import BUDGET_SPENT, QUERY_REFUSED, Answer, Answers
 from retrieval_server.protocol import (
     PROBE,
@@ -41,6 +43,8 @@ from retrieval_server.protocol import (
 
 MOST_BYTES = 8 << 20  # of an answer
 PAID_TRIES = 2  # of a query, in which the provider failed and may have billed it
+SICK_AFTER = 5  # failures in a row that may have been billed
+REFUSED_IN_A_ROW = 5  # queries; then it is no query's fault
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 _LEAVE_S = 2.0  # for requests under way, at the end
 _SHOWN = 200
@@ -92,6 +96,8 @@ class LiveSearch:
         self._next = self._held_until = 0.0  # of the monotonic clock
         # Failures in a row, of what was under way together one, and what was met
         self._failed, self._failed_at, self._why = 0, 0.0, ""
+        self._billed = self._refused = 0  # failures that may be billed, and refusals, in a row
+        self._has_answered = False
         self._said_spent = False
         self.counts: Counter[str] = Counter()
         self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="live")
@@ -145,8 +151,8 @@ class LiveSearch:
 
     @property
     def offered(self) -> int:
-        """How many queries a request had best hold: what is asked for in a second."""
-        return max(1, min(self._asked.concurrency, math.ceil(self._asked.requests_per_s)))
+        """How many queries a request had best hold: where one fails, its request does."""
+        return 1
 
     @property
     def backlog_s(self) -> float:
@@ -217,6 +223,7 @@ class LiveSearch:
         tries = 0
         while True:
             await self._turn(flight)
+            await self._in_thread(self._answers.settle)
             flight.sent = True
             if self.budget is not None and not await self._in_thread(self.budget.take):
                 return await self._told_spent(query, self.budget)
@@ -225,7 +232,7 @@ class LiveSearch:
             except _Failed as error:
                 flight.sent = False
                 tries += error.fault.billed
-                if error.fault.of_the_query:
+                if error.fault.of_the_query and self._is_believed(error.fault):
                     logger.info("%s refused a query: %s", provider.kind, error)
                     return await self._in_thread(
                         partial(self._answers.add, query, [], error=QUERY_REFUSED)
@@ -235,20 +242,35 @@ class LiveSearch:
             else:
                 return await self._in_thread(partial(self._answers.add, query, documents))
 
+    def _is_believed(self, refusal: Fault) -> bool:
+        """True where the query is at fault; else the configuration may be."""
+        if refusal.unsent:
+            return True
+        self._refused += 1
+        if self._has_answered and self._refused <= REFUSED_IN_A_ROW:
+            return True
+        if self._refused in (1, REFUSED_IN_A_ROW + 1):
+            logger.warning(
+                "the provider refuses what it is asked, whatever the query: see "
+                "retrieval.live.engine_id, country, language and url: %s",
+                refusal.said,
+            )
+        return False
+
     async def _turn(self, flight: _Flight) -> None:
         """Wait until a request may begin. Raises RetrievalOverloaded where that is too late."""
         while True:
             now = time.monotonic()
-            at = max(now, self._next, self._held_until)
+            at, is_sick = max(now, self._next, self._held_until), self._billed >= SICK_AFTER
             if at > flight.deadline:
-                held = at == self._held_until
+                held = at == self._held_until or is_sick
                 why = self._why if held else "see retrieval.live.requests_per_s"
                 raise RetrievalOverloaded(
                     f"the provider may be asked in {at - now:.3g} s, and "
                     f"{max(0.0, flight.deadline - now):.3g} s are left: {why}",
                     at - now,
                 )
-            self._next = at + 1.0 / self._asked.requests_per_s
+            self._next = at + (LONGEST_PAUSE_S if is_sick else 1.0 / self._asked.requests_per_s)
             await asyncio.sleep(at - now)
             if self._held_until <= time.monotonic():
                 return
@@ -277,7 +299,10 @@ class LiveSearch:
             if not error.fault.billed and self.budget is not None:
                 await self._in_thread(self.budget.give_back)
             raise
-        self._failed = 0
+        if self._billed >= SICK_AFTER:
+            self._next = time.monotonic()
+        self._failed = self._billed = self._refused = 0
+        self._has_answered = True
         return documents
 
     async def _documents(self, query: str, provider: Provider) -> list[Document]:
@@ -288,20 +313,33 @@ class LiveSearch:
             if response.status_code == 200:
                 return provider.documents(content)
         except BadReply as error:
-            raise _Failed(Fault(f"{error}", after_s=FIRST_PAUSE_S, billed=True)) from None
-        before = self._failed - (begun < self._failed_at)
-        pause_s = min(FIRST_PAUSE_S * 2.0 ** min(max(0, before), 16), LONGEST_PAUSE_S)
+            raise _Failed(Fault(f"{error}", self._pause_s(begun), billed=True)) from None
+        except TimeoutError:
+            said = f"no answer within {self._asked.timeout_s:g} s"
+            raise _Failed(Fault(said, self._pause_s(begun), billed=True)) from None
+        except httpx.HTTPError as error:
+            said = f"the answer broke off ({type(error).__name__})"
+            raise _Failed(Fault(said, self._pause_s(begun), billed=True)) from None
         after_s = retry_after_s(response.headers.get("retry-after", ""))
-        raise _Failed(fault(response.status_code, after_s, content, pause_s))
+        raise _Failed(fault(response.status_code, after_s, content, self._pause_s(begun)))
+
+    def _pause_s(self, begun: float) -> float:
+        """What is waited after a failure of a request that began then: more after each before it,
+        of which those under way together are one.
+        """
+        before = self._failed - (begun < self._failed_at)
+        return min(FIRST_PAUSE_S * 2.0 ** min(max(0, before), 16), LONGEST_PAUSE_S)
 
     async def _replied(self, query: str, provider: Provider) -> tuple[httpx.Response, bytes]:
-        """Send a query; the answer and its content, without the key. Raises _Failed, BadReply."""
+        """Send a query; the answer and its content, without the key. Raises _Failed, BadReply,
+        TimeoutError or HTTPError.
+        """
         client = self._client
         if client is None:
             raise RuntimeError("use LiveSearch as `async with`")
         try:
             async with asyncio.timeout(self._asked.timeout_s):
-                request = provider.request(query)
+                request = provider.request(client, query)
                 request.extensions["timeout"] = {"connect": self._asked.timeout_s / 2}
                 response = await client.send(request, stream=True)
                 try:
@@ -309,23 +347,22 @@ class LiveSearch:
                 finally:
                     await response.aclose()
         except (httpx.InvalidURL, UnicodeEncodeError):
-            raise _Failed(Fault("no request holds this query", of_the_query=True)) from None
+            raise _Failed(
+                Fault("no request holds this query", of_the_query=True, unsent=True)
+            ) from None
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             said = f"no connection ({type(error).__name__})"
             raise _Failed(Fault(said, after_s=FIRST_PAUSE_S)) from None
-        except TimeoutError:
-            said = f"no answer within {self._asked.timeout_s:g} s"
-            raise _Failed(Fault(said, after_s=0.0, billed=True)) from None
-        except httpx.HTTPError as error:
-            said = f"the answer broke off ({type(error).__name__})"
-            raise _Failed(Fault(said, after_s=FIRST_PAUSE_S, billed=True)) from None
         return response, provider.hidden(content)
 
     def _hold(self, met: Fault, begun: float) -> None:
         """Begin no request before the provider wants one."""
         if met.of_the_query:
             return
+        self._billed += met.billed
         after_s = LONGEST_PAUSE_S if met.after_s is None else met.after_s
+        if self._billed >= SICK_AFTER:
+            after_s = max(after_s, LONGEST_PAUSE_S)
         self.counts["failed_requests"] += 1
         if begun >= self._failed_at:
             self._failed, self._failed_at = self._failed + 1, time.monotonic()
@@ -336,16 +373,6 @@ class LiveSearch:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Do what reads or writes files, one thing at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._files, work)
-
-
-def retry_after_s(told: str) -> float | None:
-    """The seconds of a Retry-After, which may be a date; None where there is none."""
-    if told.strip().isdecimal() and len(told) <= 9:
-        return float(told)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(told).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
 
 
 async def _content(response: httpx.Response) -> bytes:

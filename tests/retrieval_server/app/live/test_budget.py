@@ -69,6 +69,7 @@ def test_half_a_line_of_a_killed_process_is_dropped(path: Path) -> None:
         lambda path: path.write_text('{"at":1,"usd":"much"}\n'),
         lambda path: path.write_text("\n"),
         lambda path: path.write_text('{"at":1,"usd":1e999}\n'),
+        lambda path: path.write_text('{"at":1,"usd":1}\n{"at":2,"usd":-1.5}\n'),
         lambda path: path.mkdir(),
     ],
 )

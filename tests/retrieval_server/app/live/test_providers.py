@@ -1,12 +1,15 @@
 """Each provider's answers as passages; what its refusals mean; its key in nothing that is said."""
 
 import json
+import time
+from email.utils import formatdate
 from typing import Any
 
+import httpx
 import pytest
 
 from configs.retrieval import LiveConfig
-from retrieval_server.app.live.providers import PROVIDERS, Provider, fault
+from retrieval_server.app.live.providers import PROVIDERS, Provider, fault, retry_after_s
 from retrieval_server.protocol import BadReply, Document
 from tests.retrieval_server.app.live.providers_at_home import KEY, body, refusal, throttled
 
@@ -55,7 +58,8 @@ def test_what_is_no_answer_is_refused_by_name(kind: str, content: bytes) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_request_holds_query_places_and_key(kind: str) -> None:
-    request = provider(kind, country="us", language="en").request("who? & why")
+    request = provider(kind, country="us", language="en").request(httpx.AsyncClient(), "who? & why")
+    assert "httpx" in request.headers["user-agent"]
     said = dict(request.url.params) if kind != "serper" else json.loads(request.content)
     assert (said["q"], said["gl"], said["hl"], int(said["num"])) == ("who? & why", "us", "en", 10)
     shown = {"serper": "x-api-key", "google_cse": "x-goog-api-key"}
@@ -67,6 +71,7 @@ def test_a_request_holds_query_places_and_key(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_that_is_said_again_is_hidden(kind: str) -> None:
     content = json.dumps(refusal(kind, KEY)[2]).encode()
+    assert KEY not in repr(provider(kind))
     assert KEY.encode() in content and KEY.encode() not in provider(kind).hidden(content)
 
 
@@ -85,6 +90,7 @@ def test_a_refused_query_is_told_from_an_empty_purse() -> None:
     assert not sent("serper", 400, {"message": "Not enough credits"}).of_the_query
     failed = sent("serper", 502, "bad gateway")
     assert failed.billed and failed.after_s == 7.0
+    assert sent("serper", 503, "", after_s=0.0).after_s == 7.0  # it would be paid again at once
     hasty = {"error": {"errors": [{"reason": "rateLimitExceeded"}], "code": 403}}
     assert sent("google_cse", 403, hasty).after_s == 7.0
 
@@ -93,3 +99,13 @@ def test_a_page_without_an_address_is_named_after_its_contents() -> None:
     pages = [{"title": "t", "snippet": "s", "link": "x" * 2000}, {"link": "https://empty"}, {}]
     (found,) = provider("serper").documents(json.dumps({"organic": pages}).encode())
     assert found.contents == "t\ns" and str(found.id).startswith("blake3-")
+
+
+def test_a_retry_after_is_seconds_or_a_date() -> None:
+    assert retry_after_s("7") == 7.0 and retry_after_s("") is None and retry_after_s("soon") is None
+    in_a_minute = retry_after_s(formatdate(time.time() + 60, usegmt=True))
+    assert in_a_minute is not None and 57.0 < in_a_minute <= 60.0
+    assert retry_after_s(formatdate(time.time() - 60, usegmt=True)) == 0.0
+    assert retry_after_s("9" * 40) is None
+    in_a_day = formatdate(time.time() + 86_400, usegmt=True)
+    assert retry_after_s("999999") == retry_after_s(in_a_day) == 600.0

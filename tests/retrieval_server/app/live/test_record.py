@@ -1,6 +1,7 @@
 """Answers on record: found again, by other processes too; torn, foreign and missing ones."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,59 @@ def test_a_record_that_is_not_there_is_refused(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(BadRecord, match="directory"):
         reader(path)
+
+
+@pytest.mark.parametrize("text", ["a letter", '{"query":"q"', '{"scope":{"kind":"serper"}}', "\0"])
+def test_a_file_of_somebody_elses_is_left_as_it_is(path: Path, text: str) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    if text.startswith('{"scope":'):
+        assert writer(path).add("q", PAGE) and len(reader(path)) == 1
+        return
+    for opened in (writer, reader):
+        with pytest.raises(BadRecord, match=r"answers\.jsonl: what .* in retrieval\.live\.record"):
+            opened(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_the_first_bytes_of_a_line_are_cut_off(path: Path, size: int) -> None:
+    path.parent.mkdir()
+    path.write_text('{"scope":'[:size])
+    assert writer(path).add("q", PAGE) == reader(path).find("q")
+
+
+def test_what_cannot_be_written_is_kept_until_it_can(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    live, away = writer(path), path.with_suffix(".away")
+    path.rename(away)
+    made = live.add("q", PAGE)
+    assert live.find("q") == made and "is not on record, nothing is paid" in caplog.text
+    with pytest.raises(BadRecord, match=r"answers\.jsonl: No such file .*see that it is there"):
+        live.settle()
+    path.touch()
+    with pytest.raises(BadRecord, match="another file than it was"):
+        live.settle()
+    away.rename(path)
+    live.settle()
+    assert reader(path).find("q") == live.find("q") == made
+    live.close()
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_a_record_that_was_cut_short_is_not_written_to(path: Path) -> None:
+    live = writer(path)
+    live.add("q", PAGE)
+    os.truncate(path, 0)
+    with pytest.raises(BadRecord, match="shorter"):
+        live.find("r")
+    assert live.add("r", PAGE) == live.find("r") and not path.stat().st_size
+
+
+def test_what_is_lost_at_the_end_is_said(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    live = writer(path)
+    path.unlink()
+    live.add("q", PAGE)
+    live.close()
+    assert "1 answers that were paid for are lost" in caplog.text

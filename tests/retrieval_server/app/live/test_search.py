@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,10 @@ import pytest
 
 from retrieval_server.app.live import search as module
 from retrieval_server.app.live.opening import open_live
-from retrieval_server.app.live.search import LiveSearch, retry_after_s
+from retrieval_server.app.live.search import LiveSearch
 from retrieval_server.protocol import (
     PROBE,
+    BadRecord,
     NotRecorded,
     RetrievalOverloaded,
     RetrievalUnavailable,
@@ -158,11 +158,78 @@ async def test_a_wrong_key_is_named_and_not_hammered(
 async def test_a_query_that_the_provider_refuses_is_told(
     serper: Home, configured: Configured
 ) -> None:
-    serper.script = [(400, {}, {"message": "Query too long"})]
     async with open_live(configured(serper)) as live:
+        await asked(live, "right")
+        serper.script = [(400, {}, {"message": "Query too long"})]
         assert told((await asked(live, "q"))[0]) == "QueryRefused"
         assert told((await asked(live, "q"))[0]) == "QueryRefused"
-    assert len(serper.requests) == 1 and live.figures()["spent_usd"] == 0.0
+    assert serper.requests == ["right", "q"] and live.figures()["spent_usd"] == pytest.approx(0.01)
+
+
+async def test_a_refusal_of_whatever_is_asked_is_put_on_no_record(
+    serper: Home, configured: Configured, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = (400, {}, {"error": {"message": "Request contains an invalid argument."}})
+    serper.script = [wrong, wrong]
+    async with open_live(configured(serper)) as live:
+        for query in ("a", "b"):  # nothing has been answered yet
+            with pytest.raises(RetrievalUnavailable, match="invalid argument"):
+                await asked(live, query)
+        assert caplog.text.count("see retrieval.live.engine_id, country, language and url") == 1
+        assert told((await asked(live, "a"))[0]) == ""
+        serper.script = [wrong] * 7
+        for number in range(5):
+            assert told((await asked(live, f"c{number}"))[0]) == "QueryRefused"
+        for query in ("d", "e"):
+            with pytest.raises(RetrievalUnavailable, match="invalid argument"):
+                await asked(live, query)
+        assert caplog.text.count("see retrieval.live.engine_id, country, language and url") == 2
+        assert told((await asked(live, "d"))[0]) == ""
+    assert live.figures()["spent_usd"] == pytest.approx(0.02)
+
+
+async def test_a_sick_provider_is_not_paid_on_and_on(
+    serper: Home, configured: Configured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "LONGEST_PAUSE_S", 1.0)
+    serper.script = [(200, {}, b"<html>")] * 6
+    async with open_live(configured(serper)) as live:
+        for number in range(20):
+            with pytest.raises((RetrievalUnavailable, RetrievalOverloaded)):
+                await asked(live, f"q{number}", within_s=0.5)
+        assert len(serper.requests) == 5
+        await asyncio.sleep(live.backlog_s)
+        rows = [asked(live, f"r{each}", within_s=0.5) for each in range(4)]
+        errors = await asyncio.gather(*rows, return_exceptions=True)
+        assert len(serper.requests) == 6 and all(isinstance(e, Exception) for e in errors)
+        await asyncio.sleep(live.backlog_s)
+        assert told((await asked(live, "s"))[0]) == "" and live.backlog_s < 0.5
+        await asked(live, "t", within_s=0.5)
+    assert live.figures()["spent_usd"] == pytest.approx(0.08)
+
+
+async def test_nothing_is_bought_that_cannot_be_kept(
+    serper: Home, configured: Configured, tmp_path: Path
+) -> None:
+    record = tmp_path / "run" / "live" / "answers.jsonl"
+    away = record.with_suffix(".away")
+    async with open_live(configured(serper)) as live:
+        record.rename(away)
+        rows = await asked(live, "q")
+        assert told(rows[0]) == "" and await asked(live, "q") == rows
+        with pytest.raises(BadRecord, match=r"answers\.jsonl"):
+            await asked(live, "r")
+        assert serper.requests == ["q"] and live.figures()["spent_usd"] == pytest.approx(0.01)
+        away.rename(record)
+        assert told((await asked(live, "r"))[0]) == ""
+    assert len(record.read_text().splitlines()) == 2
+
+
+async def test_requests_are_to_hold_one_query(serper: Home, configured: Configured) -> None:
+    """So that one that fails fails no other."""
+    async with open_live(configured(serper, concurrency=16)) as live:
+        assert live.offered == 1
 
 
 @pytest.mark.parametrize("kind", ["serpapi"])
@@ -222,14 +289,6 @@ async def test_a_replay_makes_no_request(
     assert [told(row) for row in first] == ["", "", "BudgetSpent"]
     assert len(home.requests) == made == 2
     assert sorted(each.read_bytes() for each in record.parent.iterdir()) == before
-
-
-def test_a_retry_after_is_seconds_or_a_date() -> None:
-    assert retry_after_s("7") == 7.0 and retry_after_s("") is None and retry_after_s("soon") is None
-    in_a_minute = retry_after_s(formatdate(time.time() + 60, usegmt=True))
-    assert in_a_minute is not None and 57.0 < in_a_minute <= 60.0
-    assert retry_after_s(formatdate(time.time() - 60, usegmt=True)) == 0.0
-    assert retry_after_s("9" * 40) is None
 
 
 async def test_pauses_grow_by_failures_not_by_what_met_one_together(
