@@ -1,8 +1,7 @@
 """Searches of the live web: answered from the record, else by one request to the provider.
 
 - The same query is asked once, however many want it, and what has been sent is waited for even
-  where they have gone: it is paid for, and goes on record. What nobody waits for any more is not
-  sent.
+  where they have gone: it is paid for, and goes on record. What nobody waits for is not sent.
 - Requests begin no faster than `requests_per_s`. After a failure none begins until its Retry-After
   is over, or pauses that double; a search whose deadline is before that is refused at once. After
   `SICK_AFTER` in a row that may have been billed, one begins each `LONGEST_PAUSE_S`, until one
