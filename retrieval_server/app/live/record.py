@@ -130,6 +130,11 @@ class Answers:
             logger.warning("an answer is not on record, nothing is paid until it is: %s", fault)
         return answer
 
+    @property
+    def is_behind(self) -> bool:
+        """True where an answer could not be written yet."""
+        return bool(self._unwritten)
+
     def settle(self) -> None:
         """Write what could not be written before. Raises BadRecord where it still cannot."""
         for key, answer in list(self._unwritten.items()):

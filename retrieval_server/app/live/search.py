@@ -96,8 +96,7 @@ class LiveSearch:
         # Failures in a row, of what was under way together one, and what was met
         self._failed, self._failed_at, self._why = 0, 0.0, ""
         self._billed = self._refused = 0  # failures that may be billed, and refusals, in a row
-        self._has_answered = False
-        self._said_spent = False
+        self._has_answered = self._said_spent = False
         self.counts: Counter[str] = Counter()
         self._files = ThreadPoolExecutor(max_workers=1, thread_name_prefix="live")
         self._client: httpx.AsyncClient | None = None
@@ -222,7 +221,8 @@ class LiveSearch:
         tries = 0
         while True:
             await self._turn(flight)
-            await self._in_thread(self._answers.settle)
+            if self._answers.is_behind:
+                await self._in_thread(self._answers.settle)
             flight.sent = True
             if self.budget is not None and not await self._in_thread(self.budget.take):
                 return await self._told_spent(query, self.budget)
