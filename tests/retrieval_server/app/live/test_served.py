@@ -73,7 +73,7 @@ async def test_a_run_is_searched_paid_for_resumed_and_replayed(
     assert first[0][-1].text == "snippet 2 of a"
     home.script = [refusal(home.kind, KEY)]
     with pytest.raises(RetrievalUnavailable, match="the key"):  # which its answer holds
-        await found(url, "b", timeout_s=1.0)
+        await found(url, "b", timeout_s=4.0)
     info, metrics = (
         httpx.get(f"{url}/{path}", trust_env=False).text for path in ("info", "metrics")
     )
