@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,48 @@ class StillRunning(Exception):
     """Too many abandoned calls have not ended: no other is begun."""
 
 
+class Turns:
+    """The calls that there may be at once: enter one for each. An abandoned call keeps its turn
+    until its thread ends; the last turn is never kept, so that who waits is told StillRunning.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._free, self._most_kept = asyncio.Semaphore(at_once), at_once - 1
+        self._abandoned = self._kept = 0
+
+    async def __aenter__(self) -> None:
+        await self._free.acquire()
+
+    async def __aexit__(self, *raised: object) -> None:
+        self._keep(self._kept + 1)
+
+    def abandon(self) -> None:
+        """Note that the caller of a thread leaves, whose turn then stays taken."""
+        self._abandoned += 1
+
+    def end(self) -> None:
+        """Note that the thread of an abandoned call has ended."""
+        self._abandoned -= 1
+        self._keep(self._kept)
+
+    def _keep(self, held: int) -> None:
+        """Keep of the turns that are held as many as must be."""
+        self._kept = max(0, min(self._abandoned, self._most_kept, held))
+        for _ in range(held - self._kept):
+            self._free.release()
+
+
 class Threads:
     """Begins threads called `name`; `max_abandoned` bounds the abandoned calls that still run."""
 
     def __init__(self, name: str, max_abandoned: int) -> None:
-        self._name, self._max_abandoned = name, max_abandoned
+        self._name, self.max_abandoned = name, max_abandoned
         self._abandoned: list[threading.Thread] = []
+
+    @property
+    def turns(self) -> Turns:
+        """The calls that there may be at once in this loop, where a caller takes turns."""
+        return _turns(self, asyncio.get_running_loop())
 
     async def run(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         """Return the result of an async function, or of a plain one in a thread."""
@@ -45,26 +81,34 @@ class Threads:
     async def call(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         """Return a plain function's result. Raises whatever it raises, or StillRunning."""
         self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
-        if len(self._abandoned) >= self._max_abandoned:
+        if len(self._abandoned) >= self.max_abandoned:
             raise StillRunning(f"{len(self._abandoned)} earlier calls, given up, are still running")
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[Ended] = loop.create_future()
+        turns = self.turns
 
         def work() -> None:
             value, error = _called(partial(function, *given, **named))
             with suppress(RuntimeError):  # the loop has ended meanwhile
-                loop.call_soon_threadsafe(_settle, ended, (value, error))
+                loop.call_soon_threadsafe(_settle, ended, (value, error), turns)
 
         thread = threading.Thread(target=work, name=self._name, daemon=True)
         thread.start()
         try:
             value, error = await ended
         except asyncio.CancelledError:
-            self._abandoned.append(thread)
+            if ended.cancelled():
+                self._abandoned.append(thread)
+                turns.abandon()
             raise
         if error is not None:
             raise error
         return value
+
+
+@lru_cache(1024)
+def _turns(threads: Threads, loop: asyncio.AbstractEventLoop) -> Turns:
+    return Turns(threads.max_abandoned)
 
 
 def load_entry_point(field: str, value: str) -> Callable[..., Any]:
@@ -130,6 +174,8 @@ def _called(function: Callable[[], Any]) -> Ended:
         return None, error
 
 
-def _settle(future: "asyncio.Future[Ended]", ended: Ended) -> None:
-    if not future.done():
+def _settle(future: "asyncio.Future[Ended]", ended: Ended, turns: Turns) -> None:
+    if future.done():  # cancelled: its caller has left
+        turns.end()
+    else:
         future.set_result(ended)

@@ -76,6 +76,12 @@ class EnvironmentConfig(Section, frozen=True):
                     f"environment.tools = {tool!r}: name a tool as package.module:function, or one "
                     f"of {', '.join(BUILT_IN_TOOLS)}"
                 )
+        if "python" in self.tools and self.python.wall_s > self.tool_deadline_s:
+            raise ValueError(
+                f"environment.python.wall_s = {self.python.wall_s:g} is above "
+                f"environment.tool_deadline_s = {self.tool_deadline_s:g}, which would end a "
+                "program's use before: lower the one or raise the other"
+            )
         for server in self.mcp:
             if not server.strip():
                 raise ValueError(

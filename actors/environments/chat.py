@@ -31,7 +31,7 @@ _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
 _DECODER = json.JSONDecoder()
-_THOUGHT = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
+_THINK = re.compile("<(/?)think>")
 _OPENING_TOKENS = 16  # in which a template's `<think>` stands at the end of a context
 _TURN = "FORAGE-TURN"
 _PROBE = 'one "two"\nthree'
@@ -164,10 +164,19 @@ def opens_thought(prompter: Prompter, before: Tokens) -> bool:
 
 
 def without_thoughts(text: str, opened: bool = False) -> str:
-    """Return a turn's own text without what stands in `<think>`, closed or not; `opened`: the
-    template has written the first one.
+    """Return a turn's own text without what stands in `<think>`, nested or not, closed or not;
+    `opened`: the template has written the first one, which the policy may repeat. A line's end
+    stands for each thought, so that what is around it joins to no call.
     """
-    return _THOUGHT.sub("", f"<think>{text}" if opened else text)
+    begins = text.lstrip().startswith("<think>")
+    text = f"<think>{text}" if opened and not begins else text
+    depth, at, kept = 0, 0, list[str]()
+    for tag in _THINK.finditer(text):
+        closes = bool(tag[1])
+        if not depth:
+            kept.append(text[at : tag.end()] if closes else f"{text[at : tag.start()]}\n")
+        depth, at = max(0, depth + (-1 if closes else 1)), tag.end()
+    return "".join(kept if depth else [*kept, text[at:]])
 
 
 def parse_calls(text: str, format: Format) -> list[Call | Malformed]:

@@ -51,15 +51,13 @@ def runner(settings: PythonConfig) -> Callable[[str], str]:
 
 
 def _run(code: str, folder: Path, settings: PythonConfig) -> str:
-    work, output = folder / "work", folder / "output"
-    work.mkdir()
-    (work / "main.py").write_text(code, encoding="utf-8", errors="replace")
+    (folder / "main.py").write_text(code, encoding="utf-8", errors="replace")
     limits = (settings.cpu_s, settings.memory_mb << 20, settings.file_mb << 20, os.getpid())
-    with output.open("wb") as said:
+    with tempfile.TemporaryFile() as said:  # nameless: the program can put nothing in its place
         process = subprocess.Popen(
             [sys.executable, "-I", "-u", "-c", _LAUNCH, *map(str, limits)],
-            cwd=work,
-            env=_environment(work),
+            cwd=folder,
+            env=_environment(folder),
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -68,9 +66,10 @@ def _run(code: str, folder: Path, settings: PythonConfig) -> str:
         in_time = _ended(process.pid, settings.wall_s)
         os.killpg(process.pid, signal.SIGKILL)  # also what it has started; before it is reaped
         status = process.wait()
-    with output.open("rb") as written:
-        text = written.read(settings.output_bytes).decode(errors="replace")
-        cut = "" if not written.read(1) else f"\n(cut after {settings.output_bytes} bytes)"
+        written = os.pread(said.fileno(), settings.output_bytes + 1, 0)
+    text = written[: settings.output_bytes].decode(errors="replace")
+    over = len(written) > settings.output_bytes
+    cut = f"\n(cut after {settings.output_bytes} bytes)" if over else ""
     return f"{_ending(status, in_time, settings)}{text}{cut}"
 
 

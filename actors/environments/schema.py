@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_args, get_origin
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from actors.errors import recordable
 from configs.load import ConfigError
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -67,10 +68,18 @@ class Arguments:
     @property
     def one_text(self) -> str | None:
         """The parameter that a text alone is: the one that must be given, or the only one."""
-        known = self.schema.get("properties", {})
-        names = self.schema.get("required") or list(known)
-        is_text = len(names) == 1 and known.get(names[0], {}).get("type") == "string"
-        return names[0] if is_text else None
+        known, names = self._properties, self.schema.get("required")
+        if not isinstance(names, list) or not names:
+            names = list(known)
+        if len(names) != 1 or not isinstance(name := names[0], str):
+            return None
+        kind = known.get(name)  # of a server's schema: anything, true among it
+        return name if isinstance(kind, dict) and kind.get("type") == "string" else None
+
+    @property
+    def _properties(self) -> dict[str, Any]:
+        known = self.schema.get("properties")
+        return known if isinstance(known, dict) else {}
 
     def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments to call with. Raises WrongArguments."""
@@ -82,8 +91,10 @@ class Arguments:
             return dict(given)
         try:
             read = msgspec.convert(given, self.kind, strict=False)
-        except (msgspec.ValidationError, RecursionError) as error:
-            raise WrongArguments(str(error)) from error
+        except msgspec.ValidationError as error:
+            raise WrongArguments(recordable(str(error))) from error
+        except (Exception, SystemExit) as error:  # of a user's type, as it is made
+            raise WrongArguments(recordable(f"{type(error).__name__}: {error}")) from error
         names = self.kind.__struct_fields__
         values = {name: getattr(read, name) for name in names}
         return {name: value for name, value in values.items() if value is not UNSET}
@@ -92,7 +103,7 @@ class Arguments:
         """Return the arguments that a text gives: a JSON object of them, or, where a text alone
         can be, the one text. Raises WrongArguments.
         """
-        known, one = self.schema.get("properties", {}), self.one_text
+        known, one = self._properties, self.one_text
         if one is not None and (len(known) == 1 or not self._is_object(text)):
             return self.read({one: text})
         try:
@@ -109,7 +120,7 @@ class Arguments:
             given = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return False
-        return isinstance(given, dict) and given.keys() <= self.schema["properties"].keys()
+        return isinstance(given, dict) and given.keys() <= self._properties.keys()
 
 
 def _parameters(function: Callable[..., Any], named: str) -> list[inspect.Parameter]:

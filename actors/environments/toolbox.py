@@ -6,6 +6,7 @@ By default a tool that raises or takes too long is told to the policy in words; 
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -41,8 +42,36 @@ class _State:
     long, and may go on in its thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, close_deadline_s: float) -> None:
         self.lock, self.made, self.lost = asyncio.Lock(), None, False
+        self._close_deadline_s = close_deadline_s  # of one that is made late
+        self._guard, self._closed = threading.Lock(), False
+
+    def make(self, owner: type, *given: Any) -> Any:
+        """Make the instance, in a thread; close it there where its rollout has ended meanwhile."""
+        made = owner(*given)
+        with self._guard:
+            self.made, late = made, self._closed
+        if late and (close := getattr(made, "close", None)) is not None:
+            try:
+                closing = Threads("tool", 1).run(close)
+                asyncio.run(asyncio.wait_for(closing, self._close_deadline_s))
+            except FAULTS as error:
+                logger.warning("%s, made late: its close failed: %r", owner.__name__, error)
+        return made
+
+    async def close(self) -> BaseException | None:
+        """Close the instance. Return the fault of its code."""
+        with self._guard:
+            made, self._closed = self.made, True
+        if (close := getattr(made, "close", None)) is None:
+            return None
+        try:
+            await Threads("tool", 1).run(close)
+        except FAULTS as error:
+            raise_if_cancelled(error)
+            return error
+        return None
 
 
 class Toolbox:
@@ -50,7 +79,8 @@ class Toolbox:
 
     def __init__(self, lease: Lease, tools: Iterable[Tool], settings: EnvironmentConfig) -> None:
         self._lease, self._settings = lease, settings
-        self._states = {tool.owner: _State() for tool in tools if tool.owner is not None}
+        owners = {tool.owner for tool in tools if tool.owner is not None}
+        self._states = {owner: _State(settings.close_deadline_s) for owner in owners}
         self._noted: list[dict[str, Any]] = []
 
     async def use(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
@@ -59,7 +89,7 @@ class Toolbox:
         """
         state = self._states[tool.owner] if tool.owner is not None else None
         _counts["uses"] += 1
-        async with state.lock if state else nullcontext(), tool.turns:
+        async with state.lock if state else nullcontext(), tool.threads.turns:
             started = time.perf_counter()
             said, fault = await self._said(tool, state, arguments)
         note = {"tool": tool.name, "seconds": round(time.perf_counter() - started, 6)}
@@ -77,19 +107,11 @@ class Toolbox:
         return {"tools": noted} if noted else {}
 
     async def close(self) -> None:
-        """Close what was made for this rollout and says how, one after the other. Raises whatever
-        one raises, once all had their turn.
+        """Close what was made for this rollout and says how, all at once: none waits for one that
+        hangs. Raises ToolFailed of the first that fails, once all have ended.
         """
-        faults: list[BaseException] = []
-        for state in self._states.values():
-            close = getattr(state.made, "close", None)
-            if close is not None:
-                try:
-                    await Threads("tool", 1).run(close)
-                except FAULTS as error:
-                    raise_if_cancelled(error)
-                    faults.append(error)
-        if faults:
+        ended = await asyncio.gather(*(state.close() for state in self._states.values()))
+        if faults := [each for each in ended if each is not None]:
             raise ToolFailed(f"close: {type(faults[0]).__name__}: {faults[0]}") from faults[0]
 
     async def _said(
@@ -124,7 +146,7 @@ class Toolbox:
         if state is not None and tool.owner is not None:
             if state.made is None:
                 given = (self._lease,) if takes_lease(tool.owner) else ()
-                state.made = await tool.threads.run(tool.owner, *given)
+                await tool.threads.call(state.make, tool.owner, *given)
             function = getattr(state.made, tool.function.__name__)
         return await tool.threads.run(function, **arguments)
 

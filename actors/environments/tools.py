@@ -4,7 +4,6 @@ public methods are tools that share one rollout's state; and the tools of MCP se
 All are loaded and checked before a start. Plain functions run in threads.
 """
 
-import asyncio
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -57,16 +56,6 @@ class Tool:
             "parameters": self.arguments.schema,
         }
         return {"type": "function", "function": function}
-
-    @property
-    def turns(self) -> asyncio.Semaphore:
-        """The uses of this tool that there may be at once in this process."""
-        return _turns(self, asyncio.get_running_loop())
-
-
-@lru_cache(1024)
-def _turns(tool: Tool, loop: asyncio.AbstractEventLoop) -> asyncio.Semaphore:
-    return asyncio.Semaphore(tool.limit)
 
 
 def load_tools(settings: EnvironmentConfig) -> tuple[Tool, ...]:

@@ -6,28 +6,27 @@ network are raised.
 """
 
 import asyncio
+import codecs
 import ipaddress
 import re
 import socket
 import zlib
 from collections.abc import Awaitable, Callable
-from html.parser import HTMLParser
 from typing import Annotated, Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin
 
+import psutil
+
+from actors.environments.html_text import html_text
 from configs.environment import VisitConfig
 
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; Forage)", "Accept-Encoding": "gzip, deflate"}
 _MOVED = (301, 302, 303, 307, 308)
 _TEXTS = ("text/", "application/json", "application/xml", "application/xhtml")
 _CHARSET = re.compile(rb"""<meta[^>]{0,200}charset=["']?([\w-]{1,40})""", re.IGNORECASE)
-_HIDDEN = ("script", "style", "noscript", "template", "svg", "title")
-_MAIN, _BESIDE = ("main", "article"), ("nav", "header", "footer", "aside", "form")
-_INLINE = (
-    *("a", "abbr", "b", "bdi", "cite", "code", "em", "font", "i", "mark", "q", "s", "small"),
-    *("span", "strong", "sub", "sup", "u"),
-)
-_ENOUGH = 200  # characters of a page's main part, for the rest to be left out
+_GLOBAL = ipaddress.ip_network("2000::/3")  # all of IPv6 that leads to other networks
+_AZURE = "168.63.129.16"  # the cloud's own, to each of its machines
+_NO_CHARSETS = ("idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape")
 
 
 class NotShown(Exception):
@@ -57,16 +56,28 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found.ipv4_mapped is not None:
             return is_public(str(found.ipv4_mapped))
-        if found.sixtofour or found.teredo or found in ipaddress.ip_network("64:ff9b::/96"):
+        if found.sixtofour or found.teredo or found not in _GLOBAL:
             return False
+    if str(found) == _AZURE or str(found) in _own_addresses():
+        return False
     return found.is_global and not found.is_multicast
+
+
+def _own_addresses() -> set[str]:
+    """Return the addresses of this machine's own interfaces."""
+    interfaces = psutil.net_if_addrs().values()
+    return {each.address.partition("%")[0] for addresses in interfaces for each in addresses}
 
 
 async def _fetched(url: str, settings: VisitConfig) -> tuple[bytes, str, str]:
     """Return a page's body, its type and its charset. Raises NotShown, ClientError, OSError."""
     import aiohttp
 
-    connector = aiohttp.TCPConnector(resolver=_resolver(settings.private), use_dns_cache=False)
+    connector = aiohttp.TCPConnector(
+        resolver=_resolver(settings.private),
+        use_dns_cache=False,
+        socket_factory=None if settings.private else _public_socket,
+    )
     async with aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -75,13 +86,13 @@ async def _fetched(url: str, settings: VisitConfig) -> tuple[bytes, str, str]:
         timeout=aiohttp.ClientTimeout(total=None),  # the tool has a deadline
     ) as session:
         for _ in range(settings.redirects + 1):
-            _check(url, settings.private)
+            address = _checked(url, settings.private)
             try:
-                async with session.get(url, allow_redirects=False) as reply:
+                async with session.get(address, allow_redirects=False) as reply:
                     if reply.status not in _MOVED or "Location" not in reply.headers:
                         body = await _body(reply, settings.max_bytes)
                         return body, reply.content_type, reply.charset or ""
-                    url = urljoin(url, reply.headers["Location"])
+                    url = urljoin(str(address), reply.headers["Location"])
             except aiohttp.ClientConnectorDNSError as error:
                 raise NotShown("the name of its server is not known") from error
             except (aiohttp.InvalidURL, ValueError) as error:
@@ -89,21 +100,34 @@ async def _fetched(url: str, settings: VisitConfig) -> tuple[bytes, str, str]:
     raise NotShown(f"it leads on more than {settings.redirects} times")
 
 
-def _check(url: str, private: bool) -> None:
-    """Raise NotShown for an address that is none, or an IP address that is not public."""
+def _checked(url: str, private: bool) -> Any:
+    """Return the address as it will be connected to. Raises NotShown for one that is none, or an IP
+    address that is not public.
+    """
+    import yarl
+
     try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-        if parts.scheme not in ("http", "https") or not host:
+        address = yarl.URL(url)
+        host = address.host or ""  # normalised: digits of any alphabet are digits
+        if address.scheme not in ("http", "https") or not host:
             raise NotShown("it is no http or https address")
     except ValueError as error:
         raise NotShown(f"it is no address ({error})") from error
     try:
         allowed = private or is_public(host)
     except ValueError:  # a name, which the resolver looks up
-        return
+        return address
     if not allowed:
         raise NotShown("it leads into a private network")
+    return address
+
+
+def _public_socket(found: tuple[Any, ...]) -> socket.socket:
+    """Make the socket of a connection to what getaddrinfo `found`. Raises NotShown."""
+    family, kind, protocol, _, (host, *_) = found
+    if not is_public(host):
+        raise NotShown("it leads into a private network")
+    return socket.socket(family, kind, protocol)
 
 
 def _resolver(private: bool) -> Any:
@@ -148,84 +172,17 @@ async def _body(reply: Any, most: int) -> bytes:
 def _shown(body: bytes, kind: str, charset: str, start: int) -> str:
     if found := _CHARSET.search(body, 0, 2048):
         charset = charset or found[1].decode()
-    try:
-        text = body.decode(charset or "utf-8", errors="replace")
-    except LookupError:
-        text = body.decode(errors="replace")
-    title = ""
+    text, title = _decoded(body, charset or "utf-8"), ""
     if "html" in kind:
-        title, text = page_text(text)
+        title, text = html_text(text)
     head = f"{title}\n" if title else ""
     return f"{head}({len(text)} characters, from {start})\n{text[start:]}"
 
 
-def page_text(page: str) -> tuple[str, str]:
-    """Return the title and the text of an HTML page: of its main part where it names one, else
-    without menus, else all.
-    """
-    reader = _Reader()
-    reader.feed(page)
-    reader.close()
-    for wanted in ((True, False), (None, False)):
-        text = reader.text(*wanted)
-        if len(text) >= _ENOUGH:
-            return reader.title, text
-    return reader.title, reader.text(None, None)
-
-
-class _Reader(HTMLParser):
-    """Collects the pieces of text, each with whether it stands in the main part, and beside it."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self._depth = dict.fromkeys((*_HIDDEN, *_MAIN, *_BESIDE), 0)
-        self._pieces: list[tuple[bool, bool, str]] = []
-        self._title: list[str] = []
-
-    @property
-    def title(self) -> str:
-        """The page's title, on one line."""
-        return " ".join("".join(self._title).split())
-
-    def text(self, main: bool | None, beside: bool | None) -> str:
-        """The pieces that stand so; None: in either. Lines are stripped, empty ones left out."""
-        kept = [
-            text
-            for in_main, is_beside, text in self._pieces
-            if main in (None, in_main) and beside in (None, is_beside)
-        ]
-        lines = (" ".join(line.split()) for line in "".join(kept).split("\0"))
-        return "\n".join(line for line in lines if line)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        """Enter an element."""
-        if tag in self._depth:
-            self._depth[tag] += 1
-        self._break(tag)
-
-    def handle_startendtag(self, tag: str, attrs: Any) -> None:
-        """Pass an element without content."""
-        self._break(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        """Leave an element."""
-        if self._depth.get(tag):
-            self._depth[tag] -= 1
-        self._break(tag)
-
-    def handle_data(self, data: str) -> None:
-        """Keep a piece of text that is shown."""
-        if self._depth["title"] and not self._depth["svg"]:
-            self._title.append(data)
-        elif not self._inside(_HIDDEN):
-            self._keep(data.replace("\0", " "))
-
-    def _break(self, tag: str) -> None:
-        if tag not in _INLINE:
-            self._keep("\0")
-
-    def _keep(self, text: str) -> None:
-        self._pieces.append((self._inside(_MAIN), self._inside(_BESIDE), text))
-
-    def _inside(self, tags: tuple[str, ...]) -> bool:
-        return any(self._depth[tag] for tag in tags)
+def _decoded(body: bytes, charset: str) -> str:
+    """Decode by UTF-8 where the charset is none of pages."""
+    try:
+        known = codecs.lookup(charset).name.replace("_", "-")
+        return body.decode("utf-8" if known in _NO_CHARSETS else known, errors="replace")
+    except (LookupError, ValueError):
+        return body.decode(errors="replace")

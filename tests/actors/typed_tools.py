@@ -56,6 +56,33 @@ class Notebook:
         self.closed.append(self.notes)
 
 
+class Hanging:
+    """Its `close` hangs."""
+
+    def look(self) -> str:
+        """It looks."""
+        return "open"
+
+    async def close(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Slow:
+    """Is made once that is allowed."""
+
+    free, closed = threading.Event(), list[bool]()
+
+    def __init__(self) -> None:
+        assert self.free.wait(60)
+
+    def look(self) -> str:
+        """It looks."""
+        return "open"
+
+    async def close(self) -> None:
+        self.closed.append(True)
+
+
 class Broken:
     """Cannot be made."""
 

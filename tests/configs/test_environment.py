@@ -26,6 +26,15 @@ def test_each_fault_is_named(override: str, words: list[str]) -> None:
     assert all(word in str(raised.value) for word in words)
 
 
+def test_a_programs_time_is_not_above_its_uses() -> None:
+    short = "environment.tool_deadline_s=10"
+    with pytest.raises(
+        ConfigError, match=r"python\.wall_s = 20 .*environment\.tool_deadline_s = 10"
+    ):
+        parse("", ["environment.tools=[python]", short], "here")
+    assert parse("", [short], "here").environment.python.wall_s == 20.0
+
+
 def test_ones_own_are_named_as_entry_points() -> None:
     overrides = ["environment.name=my.games:Guess.easy", "environment.tools=[my_tools:calc]"]
     settings = parse("", overrides, "here").environment

@@ -19,6 +19,7 @@ from actors.environments.chat import (
     parse_calls,
     text_of,
     texts_of,
+    without_thoughts,
 )
 from actors.environments.search_r1 import Malformed
 from actors.prompt import Prompter, end_tokens
@@ -203,6 +204,27 @@ def test_a_call_that_was_begun_is_told_from_none() -> None:
     assert begins_call("I <tool_call>{", "hermes") and not begins_call(LLAMA_CALL, "hermes")
     assert begins_call('{ "name" : "sea', "llama3_json")
     assert not begins_call("<tool_call> {name}", "llama3_json")
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        ("<think>a<think>b</think>CALL</think>c", "\nc"),
+        ("<tool_<think>q</think>call>", "<tool_\ncall>"),
+        ("<th<think>a</think>ink>b", "<th\nink>b"),
+        ("a <think>b", "a \n"),
+        ("a</think>b<think>c</think></think>d", "a</think>b\n</think>d"),
+        ("a", "a"),
+    ],
+)
+def test_thoughts_are_left_out_and_join_nothing(text: str, own: str) -> None:
+    assert without_thoughts(text) == own
+
+
+def test_a_thought_that_the_template_opens_may_be_opened_again() -> None:
+    assert without_thoughts("a</think>b", opened=True) == "\nb"
+    assert without_thoughts("\n<think>a</think>b", opened=True) == "\n\nb"
+    assert without_thoughts("a<think>b</think>c</think>d", opened=True) == "\nd"
 
 
 def test_texts_are_stripped_and_never_empty() -> None:

@@ -63,6 +63,20 @@ def test_limits_end_a_program(code: str, settings: dict[str, Any], told: str) ->
     assert time.monotonic() - started < 20
 
 
+def test_nothing_that_a_program_leaves_holds_its_reader_up() -> None:
+    code = """
+import os, pathlib
+for each in ("output", "../output", "main.py"):
+    pathlib.Path(each).unlink(missing_ok=True)
+    os.mkfifo(each)
+    print("so")
+os.unlink("../output")
+"""
+    started = time.monotonic()
+    assert run(code) == "so\nso\nso\n"
+    assert time.monotonic() - started < 20
+
+
 def test_what_a_program_starts_ends_with_it() -> None:
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid)"
     pid = int(run(code))

@@ -1,6 +1,7 @@
 """JSON schemas from signatures, and arguments read by them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -55,6 +56,41 @@ def test_arguments_are_read_by_their_types() -> None:
 def test_wrong_arguments_are_named(given: Any, complaint: str) -> None:
     with pytest.raises(WrongArguments, match=complaint):
         of(typed_tools.weather).read(given)
+
+
+@pytest.mark.parametrize("told", ["AssertionError: no such city", "SystemExit: no such city"])
+def test_a_type_that_refuses_its_values_is_the_policys_fault(told: str) -> None:
+    fault = {"AssertionError": AssertionError, "SystemExit": SystemExit}[told.partition(":")[0]]
+
+    @dataclass
+    class Town:
+        city: str
+
+        def __post_init__(self) -> None:
+            raise fault("no such city")
+
+    def forecast(town: Town) -> str:
+        """It knows the weather."""
+        return town.city
+
+    with pytest.raises(WrongArguments, match=told):
+        Arguments.of(forecast, "forecast").read({"town": {"city": "Oslo"}})
+
+
+@pytest.mark.parametrize(
+    ("schema", "parameter"),
+    [
+        ({"properties": {"a": True}}, None),
+        ({"properties": {"a": {"type": "string"}}, "required": None}, "a"),
+        ({"properties": {"a": {"type": "string"}}, "required": [{}]}, None),
+        ({"properties": None, "required": ["a"]}, None),
+        ({"properties": {"a": {"type": "string"}, "b": True}, "required": ["a"]}, "a"),
+    ],
+)
+def test_a_servers_schema_may_be_anything(schema: dict[str, Any], parameter: str | None) -> None:
+    arguments = Arguments(schema)
+    assert arguments.one_text == parameter
+    assert arguments.read_text('{"a": "b"}')["a"] in ("b", '{"a": "b"}')
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from configs.environment import EnvironmentConfig
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
 from tests.actors.conftest import make_lease
-from tests.actors.typed_tools import Notebook
+from tests.actors.typed_tools import Notebook, Slow
 
 TYPED, FAULTY = "tests.actors.typed_tools", "tests.actors.faulty_tools"
 HANGING = """
@@ -98,6 +98,39 @@ async def test_hanging_uses_of_one_tool_end_no_other_and_are_no_more_than_so_man
     held.free.set()
 
 
+async def test_a_use_that_was_given_up_keeps_its_turn_until_its_thread_ends() -> None:
+    held = Held()
+    tool, hasty = tool_of(held, limit=4), EnvironmentConfig(tool_deadline_s=0.05)
+    uses = [Toolbox(make_lease(), (), hasty).use(tool, {"text": "x"}) for _ in range(3)]
+    assert all("given up" in said for said in await asyncio.gather(*uses))
+    more = [asyncio.create_task(box_of(tool).use(tool, {"text": "y"})) for _ in range(4)]
+    async with asyncio.timeout(60):
+        while held.inside < 4:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert held.most == 4 and not any(task.done() for task in more)
+        held.free.set()
+        assert await asyncio.gather(*more) == ["y"] * 4
+    assert held.most == 4
+
+
+async def test_who_waits_for_a_turn_is_told_once_all_are_given_up() -> None:
+    held = Held()
+    tool = tool_of(held, limit=2)
+    uses = [box_of(tool, tool_deadline_s=0.05).use(tool, {"text": "x"}) for _ in range(5)]
+    async with asyncio.timeout(60):
+        said = await asyncio.gather(*uses)
+    assert ["given up." in each for each in said] == [True, True, False, False, False]
+    assert all("StillRunning" in each for each in said[2:])
+    held.free.set()
+    async with asyncio.timeout(60):
+        while held.inside:
+            await asyncio.sleep(0.001)
+        while "StillRunning" in (again := await box_of(tool).use(tool, {"text": "z"})):
+            await asyncio.sleep(0.001)
+    assert again == "z"
+
+
 @pytest.mark.parametrize(
     ("entry", "told"),
     [
@@ -170,6 +203,35 @@ async def test_state_that_cannot_be_made_is_told() -> None:
     box = box_of(tool)
     assert await box.use(tool, {}) == "look failed: ValueError: no disk"
     await box.close()
+
+
+async def test_a_close_that_hangs_keeps_no_other_open(notebook: dict[str, Tool]) -> None:
+    (hanging,) = loaded(f"{TYPED}:Hanging")
+    box = box_of(hanging, *notebook.values())
+    assert await box.use(hanging, {}) == "open"
+    await box.use(notebook["write"], {"text": "a"})
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await box.close()
+    assert Notebook.closed == [["a"]]
+
+
+@pytest.mark.parametrize("closes_first", [True, False])
+async def test_state_that_is_made_late_is_closed(closes_first: bool) -> None:
+    Slow.free.clear()
+    Slow.closed.clear()
+    (tool,) = loaded(f"{TYPED}:Slow")
+    box = box_of(tool, tool_deadline_s=0.05)
+    assert "given up" in await box.use(tool, {})
+    if closes_first:
+        await box.close()
+    Slow.free.set()
+    async with asyncio.timeout(60):
+        while not (Slow.closed or (not closes_first and box._states[Slow].made)):
+            await asyncio.sleep(0.001)
+    if not closes_first:
+        await box.close()
+    assert Slow.closed == [True]
 
 
 async def test_the_first_error_cancels_the_others() -> None:

@@ -1,9 +1,12 @@
 """The tool `visit` against a local server: text, bounds, redirects, and what it refuses."""
 
 import gzip
+import socket
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -11,7 +14,7 @@ from aiohttp.test_utils import TestServer
 from actors.environments import visit as visiting
 from actors.environments.toolbox import Toolbox
 from actors.environments.tools import load_tools
-from actors.environments.visit import is_public, page_text, visitor
+from actors.environments.visit import NotShown, is_public, visitor
 from configs.environment import EnvironmentConfig, VisitConfig
 from tests.actors.conftest import make_lease
 
@@ -49,6 +52,9 @@ def reply_of(request: web.Request) -> web.StreamResponse:
             return web.Response(status=301, headers={"Location": "page"})
         case "away":
             return web.Response(status=302, headers={"Location": "http://127.0.0.2/page"})
+        case "odd_away":
+            url = "http://①②⑦.⓪.⓪.②/page"
+            return web.Response(status=302, headers={"Location": url})
         case "file":
             return web.Response(status=302, headers={"Location": "file:///etc/passwd"})
     raise web.HTTPNotFound
@@ -74,15 +80,6 @@ async def test_a_page_is_its_title_and_text_without_menus_and_scripts(server: An
     text = "Home\nBore\nIts mayor is Kelu & sons.\none\ntwo\n(c)"
     assert said == f"The mayor\n({len(text)} characters, from 0)\n{text}"
     assert (await visit(server("there"), 5)).endswith("characters, from 5)\n" + text[5:])
-
-
-def test_the_main_part_stands_for_a_page_that_names_one() -> None:
-    words = "kelu is the mayor of bore . " * 20
-    main = f"<nav>Home</nav><main><header>skip</header><p>{words}</p></main><p>beside</p>"
-    assert page_text(main) == ("", words.strip())
-    plain = f"<nav>Home</nav><p>{words}</p><footer>(c)</footer>"
-    assert page_text(plain) == ("", words.strip())
-    assert page_text("<title>a</title><svg><title>b</title></svg><p>c") == ("a", "c")
 
 
 async def test_no_more_is_read_than_the_bound(server: Any) -> None:
@@ -118,7 +115,10 @@ async def test_what_is_no_address_is_told(url: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"],
+    [
+        *("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254"),
+        *("①②⑦.⓪.⓪.①", "127。0。0。1", "１２７.0.0.1"),
+    ],
 )
 async def test_private_addresses_are_refused(host: str) -> None:
     said = await visitor(VisitConfig())(f"http://{host}:9/", 0)
@@ -141,6 +141,30 @@ async def test_a_redirect_into_a_private_network_is_refused(
     monkeypatch.setattr(visiting, "is_public", lambda address: address == "127.0.0.1")
     assert (await visitor(VisitConfig())(server("page"), 0)).startswith("The mayor")
     assert "private network" in await visitor(VisitConfig())(server("away"), 0)
+    assert "private network" in await visitor(VisitConfig())(server("odd_away"), 0)
+
+
+async def test_no_connection_is_opened_to_what_only_the_check_of_names_let_pass(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visiting, "_checked", lambda url, private: url)
+    said = await visitor(VisitConfig())(server("page"), 0)
+    assert said.endswith("cannot be shown: it leads into a private network.")
+    with pytest.raises(NotShown):
+        visiting._public_socket((socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 9, 0, 0)))
+
+
+def test_this_machines_own_addresses_are_not_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_public("8.8.8.8")
+    own = SimpleNamespace(address="8.8.8.8"), SimpleNamespace(address="2606:4700::1111%eth0")
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"eth0": own})
+    assert not is_public("8.8.8.8") and not is_public("2606:4700::1111")
+    assert not is_public("::ffff:8.8.8.8") and is_public("8.8.4.4")
+
+
+@pytest.mark.parametrize("charset", ["punycode", "idna", "undefined", "unicode_escape", "zip", "x"])
+def test_a_charset_that_no_page_has_is_read_as_utf8(charset: str) -> None:
+    assert visiting._decoded("caf\u00e9-".encode() * 3, charset) == "café-café-café-"
 
 
 @pytest.mark.parametrize(
@@ -158,6 +182,11 @@ async def test_a_redirect_into_a_private_network_is_refused(
         ("::ffff:10.0.0.1", False),
         ("64:ff9b::a00:1", False),
         ("2002:a00:1::", False),
+        ("64:ff9b:1::a00:1", False),
+        ("fec0::1", False),
+        ("::a00:1", False),
+        ("::ffff:0:a00:1", False),
+        ("168.63.129.16", False),
     ],
 )
 def test_public_addresses(address: str, public: bool) -> None:
