@@ -142,6 +142,7 @@ def test_a_template_without_tools_is_refused_by_name(model: Any) -> None:
         Chat(prompter_of(model), TOOLS, TOOL_CALL_SYSTEM, "")
 
 
+@pytest.mark.slow  # it imports vLLM
 @pytest.mark.parametrize("model", ["qwen3_5_think"], indirect=True)
 def test_a_call_is_read_by_vllms_parser(stage: Any, model: Any) -> None:
     pytest.importorskip("vllm")
@@ -166,6 +167,7 @@ def test_a_call_is_read_by_vllms_parser(stage: Any, model: Any) -> None:
     assert "missing required field" in stage.tokenizer.decode(told.turns[0].observation_tokens)
 
 
+@pytest.mark.slow  # it imports vLLM
 @pytest.mark.parametrize("model", ["qwen2_5"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "complaint"),
@@ -183,6 +185,7 @@ def test_a_parser_that_is_none_is_refused(
         stage.play("kelu", **with_environment(tool_format=name))
 
 
+@pytest.mark.slow  # it imports vLLM
 @pytest.mark.parametrize("model", ["qwen2_5"], indirect=True)
 @pytest.mark.parametrize("name", OWN)
 def test_our_own_formats_read_what_vllms_parsers_read(model: Any, name: str) -> None:
