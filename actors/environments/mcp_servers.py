@@ -2,15 +2,21 @@
 URL. A server is asked for its tools before a start. All rollouts of a process share one connection,
 opened at the first use; state that the server keeps is theirs together.
 
-A server that dies or cannot be reached fails the use that meets it, and is counted; the next use
-starts or connects to it anew.
+A server that dies, cannot be reached or answers no use any more fails the uses that meet it, and is
+counted; the next use starts or connects to it anew. A tool's own fault leaves the connection as is.
 """
 
 import asyncio
+import logging
+import os
 import shlex
+import shutil
+import sys
 import threading
 from functools import lru_cache
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -21,7 +27,24 @@ if TYPE_CHECKING:
 
 _CONNECTED_WITHIN_S = 20.0
 _CLOSED_WITHIN_S = 10.0  # the SDK's own patience with a server's end is 6 s
-_CONNECTION_CLOSED = -32000  # of JSON-RPC's errors, as the SDK tells it
+_LATE_IN_A_ROW = 3  # uses given up, with no answer to any other, until a server counts as stuck
+# Of JSON-RPC's errors: as the SDK tells a closed connection; as servers and it tell a lost session.
+_CONNECTION_CLOSED = -32000
+_SESSION_LOST = (-32600, -32001)
+# A server ends with this process, however that ends. Nothing of ours may run between the fork and
+# the exec of a process of threads, so a program between them asks for it.
+_LAUNCH = """
+import ctypes, os, signal, sys
+parent, program, *command = sys.argv[1:]
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+if os.getppid() != int(parent):
+    sys.exit(1)
+for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(ignored_by_python, signal.SIG_DFL)
+os.execv(program, command)
+"""
+logger = logging.getLogger(__name__)
 _servers: "dict[str, McpServer]" = {}
 
 
@@ -45,19 +68,24 @@ class McpServer:
         self._connection: _Connection | None = None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """Call a tool and return its text. Raises ServerLost, or MCPError for a call refused."""
-        from mcp import MCPError
-
+        """Call a tool and return its text. Raises ServerLost, MCPError for a call refused, or what
+        else is the tool's own fault.
+        """
         connection = self._connected()
+        client = await self._client(connection)
+        began = connection.loop.time()
         try:
-            client = await connection.client()
             result = await client.call_tool(name, arguments)
-        except MCPError as error:
-            if error.code != _CONNECTION_CLOSED:
-                raise
-            raise self._dropped(connection, error) from error
+        except asyncio.CancelledError as error:
+            if connection.stuck(began):
+                self._dropped(connection, error)
+            raise
         except Exception as error:
-            raise self._dropped(connection, error) from error
+            if connection.ended or _ends_connection(error):
+                raise self._dropped(connection, error) from error
+            connection.answered()
+            raise
+        connection.answered()
         return _text(result)
 
     def _connected(self) -> "_Connection":
@@ -66,12 +94,25 @@ class McpServer:
             self._connection = known = _Connection(self.spec, loop)
         return known
 
+    async def _client(self, connection: "_Connection") -> "Client":
+        try:
+            return await connection.client()
+        except asyncio.CancelledError as error:
+            if not connection.awaited:  # whoever else waits for it may yet see it open
+                self._dropped(connection, error)
+            raise
+        except Exception as error:
+            raise self._dropped(connection, error) from error
+
     def _dropped(self, connection: "_Connection", error: BaseException) -> ServerLost:
         """Let go of a connection, whose death is counted once whoever meets it."""
         if self._connection is connection:
             self._connection, self.lost = None, self.lost + 1
             connection.end()
-        return ServerLost(f"the server {self.spec!r} is gone ({_told(error)})")
+            logger.warning("the MCP server %r is lost: %s", _short(self.spec), _told(error))
+        return ServerLost(
+            f"the server {_short(self.spec)!r} is gone ({type(_cause(error)).__name__})"
+        )
 
 
 class _Connection:
@@ -81,17 +122,38 @@ class _Connection:
         self.loop, self._spec = loop, spec
         self._opened: asyncio.Future[Client] = loop.create_future()
         self._closing = asyncio.Event()
+        self._open_by = loop.time() + _CONNECTED_WITHIN_S
+        self._waiting = self._late = 0
+        self._answered_at = loop.time()
         self._task = loop.create_task(self._hold())
 
     @property
     def ended(self) -> bool:
-        """True once it is closed, by whichever side."""
-        return self._task.done()
+        """True once it is closed or closing, by whichever side."""
+        return self._task.done() or self._closing.is_set()
+
+    @property
+    def awaited(self) -> bool:
+        """True while somebody waits until it is open."""
+        return self._waiting > 0
 
     async def client(self) -> "Client":
         """Wait until it is open. Raises what it met, or TimeoutError."""
-        async with asyncio.timeout(_CONNECTED_WITHIN_S):
-            return await asyncio.shield(self._opened)
+        self._waiting += 1
+        try:
+            async with asyncio.timeout_at(self._open_by):
+                return await asyncio.shield(self._opened)
+        finally:
+            self._waiting -= 1
+
+    def answered(self) -> None:
+        """Note that the server has answered a use, well or badly."""
+        self._late, self._answered_at = 0, self.loop.time()
+
+    def stuck(self, began: float) -> bool:
+        """Note that a use was given up; True where the last ones all were, and none answered."""
+        self._late += self._answered_at <= began
+        return self._late >= _LATE_IN_A_ROW
 
     def end(self) -> None:
         """Close it; a server that was not yet open is given up."""
@@ -162,8 +224,29 @@ def _client(spec: str) -> "Client":
 
     if spec.startswith(("http://", "https://")):
         return Client(spec)
-    command, *arguments = shlex.split(spec)
-    return Client(StdioServerParameters(command=command, args=arguments))
+    command = shlex.split(spec)
+    if (program := shutil.which(command[0])) is None:
+        raise FileNotFoundError(f"there is no program {command[0]!r} that may be run")
+    launch = ["-I", "-S", "-c", _LAUNCH, str(os.getpid()), program, *command]
+    return Client(StdioServerParameters(command=sys.executable, args=launch))
+
+
+def _short(spec: str) -> str:
+    """The name of a server's program, or of its host: the rest may hold keys."""
+    if spec.startswith(("http://", "https://")):
+        return urlsplit(spec).hostname or ""
+    return PurePath(shlex.split(spec)[0]).name
+
+
+def _ends_connection(error: Exception) -> bool:
+    """True for an error of the connection, False for one of the tool."""
+    from anyio import BrokenResourceError, ClosedResourceError, EndOfStream
+    from mcp import MCPError
+
+    if isinstance(error, MCPError):
+        session_lost = error.code in _SESSION_LOST and "session" in error.message.lower()
+        return error.code == _CONNECTION_CLOSED or session_lost
+    return isinstance(error, (OSError, BrokenResourceError, ClosedResourceError, EndOfStream))
 
 
 def _text(result: Any) -> str:
@@ -174,8 +257,12 @@ def _text(result: Any) -> str:
     return "\n".join(pieces)
 
 
-def _told(error: BaseException) -> str:
+def _cause(error: BaseException) -> BaseException:
     """The first cause in a group of errors."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"
+    return error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(_cause(error)).__name__}: {_cause(error)}"

@@ -1,9 +1,13 @@
-"""An MCP server: `python mcp_server.py stdio`, or `http PORT`."""
+"""An MCP server: `python mcp_server.py stdio`, or `http PORT`, or `sessions PORT`: of the time when
+a server kept sessions.
+"""
 
 import os
 import sys
 import time
+from typing import Any
 
+import uvicorn
 from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("arithmetic")
@@ -40,8 +44,24 @@ def hang() -> str:
     return ""
 
 
+def with_sessions() -> Any:
+    """Make the server's application, which refuses the newer protocol's first request."""
+    app = server.streamable_http_app(host="127.0.0.1")
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        if (b"mcp-method", b"server/discover") in scope.get("headers", ()):
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await app(scope, receive, send)
+
+    return served
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "http":
+    if sys.argv[1] == "sessions":
+        uvicorn.run(with_sessions(), host="127.0.0.1", port=int(sys.argv[2]))
+    elif sys.argv[1] == "http":
         server.run(transport="streamable-http", host="127.0.0.1", port=int(sys.argv[2]))
     else:
         server.run(transport="stdio")

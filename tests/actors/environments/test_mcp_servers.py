@@ -1,14 +1,19 @@
 """Real MCP servers as tools, over standard streams and HTTP: uses, faults, deaths."""
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.environments import mcp_servers, toolbox
+from actors.environments.mcp_servers import McpServer, ServerLost
 from actors.environments.toolbox import Toolbox
 from actors.environments.tools import Tool, load_tools
 from configs.environment import EnvironmentConfig
@@ -17,7 +22,7 @@ from configs.runtime.process import REPOSITORY
 from tests.actors.conftest import make_lease
 
 SERVER = REPOSITORY / "tests" / "actors" / "mcp_server.py"
-pytest.importorskip("mcp")
+mcp = pytest.importorskip("mcp")
 
 
 class Served:
@@ -40,24 +45,70 @@ async def spec() -> AsyncIterator[str]:
     yield command
     connection = mcp_servers.server_of(command)._connection
     if connection is not None and connection.loop is asyncio.get_running_loop():
-        connection.end()
-        async with asyncio.timeout(30):
-            await asyncio.wait({connection._task})
+        await ended(connection)
 
 
 @pytest.fixture
 def port(unused_tcp_port_factory: Any) -> Any:
     started = list[subprocess.Popen[bytes]]()
 
-    def start(port: int) -> int:
-        command = [sys.executable, str(SERVER), "http", str(port)]
+    def start(port: int, kind: str = "http") -> int:
+        while started:  # one at a time holds the port
+            end(started.pop())
+        command = [sys.executable, str(SERVER), kind, str(port)]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         return port
 
-    yield start
-    for process in started:
+    def end(process: "subprocess.Popen[bytes]") -> None:
         process.kill()
         process.wait()
+
+    yield start
+    for process in started:
+        end(process)
+
+
+@pytest.fixture
+async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[McpServer]:
+    """A server in this process, by the SDK's own transport for one."""
+    served = mcp.server.mcpserver.MCPServer("inside")
+    wrong = served.tool()(wrong_result)
+    served._tool_manager.get_tool(wrong.__name__).fn_metadata.output_schema["required"] = ["other"]
+    served.tool()(echo)
+    served.tool()(hang)
+    monkeypatch.setattr(mcp_servers, "_client", lambda spec: mcp.Client(served))
+    server = McpServer("/opt/bin/inside --key=secret")
+    yield server
+    if server._connection is not None:
+        await ended(server._connection)
+
+
+def wrong_result() -> str:
+    """It breaks its own output schema."""
+    return "anything"
+
+
+def echo(text: str) -> str:
+    """It repeats."""
+    return text
+
+
+async def hang() -> str:
+    """It hangs."""
+    await asyncio.sleep(3600)
+    return ""
+
+
+async def ended(connection: Any) -> None:
+    connection.end()
+    async with asyncio.timeout(30):
+        await asyncio.wait({connection._task})
+
+
+async def late(server: McpServer) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await server.call("hang", {})
 
 
 async def listening(port: int) -> None:
@@ -82,22 +133,109 @@ async def test_a_servers_tools_are_used_and_its_refusals_are_text(spec: str) -> 
     assert many == [str(number + 1) for number in range(9)]
 
 
+@pytest.mark.slow
 async def test_a_server_that_dies_is_told_counted_and_started_again(spec: str) -> None:
     served, before = Served(spec), toolbox.gauges()["actor/tool_servers_lost"]
     pid = await served.use("pid")
     said = await asyncio.gather(served.use("hang"), served.use("die"))
-    assert all("failed: ServerLost: the server" in each for each in said), said
+    name = Path(sys.executable).name
+    told = f"failed: ServerLost: the server '{name}' is gone (MCPError)"
+    assert all(told in each for each in said), said
     assert toolbox.gauges()["actor/tool_servers_lost"] == before + 1
     assert (await served.use("pid")).isdigit() and await served.use("pid") != pid
 
 
-async def test_a_use_that_hangs_ends_no_other(spec: str) -> None:
-    served = Served(spec, tool_deadline_s=5.0)
-    assert await served.use("add", a=1) == "2"
+async def test_three_late_uses_in_a_row_end_the_connection(inside: McpServer) -> None:
+    assert await inside.call("echo", {"text": "a"}) == "a"
+    first = inside._connection
+    await asyncio.gather(late(inside), late(inside))
+    assert await inside.call("echo", {"text": "b"}) == "b"
+    await asyncio.gather(late(inside), late(inside))
+    assert inside._connection is first and inside.lost == 0
+    await late(inside)
+    assert inside._connection is None and inside.lost == 1
+    assert await inside.call("echo", {"text": "c"}) == "c"
+
+
+async def test_a_tools_own_fault_keeps_the_connection(inside: McpServer) -> None:
+    other = asyncio.create_task(inside.call("hang", {}))
+    with pytest.raises(RuntimeError, match="Invalid structured content returned by tool wrong"):
+        await inside.call("wrong_result", {})
+    assert await inside.call("echo", {"text": "a"}) == "a"
+    assert inside.lost == 0 and not other.done()
+    other.cancel()
+    await asyncio.wait({other})
+
+
+async def test_a_server_that_never_opens_is_dropped_by_the_last_who_waits() -> None:
+    accepted = list[asyncio.StreamWriter]()
+    silent = await asyncio.start_server(lambda _, writer: accepted.append(writer), "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    server = McpServer(f"http://user:secret@127.0.0.1:{port}/mcp?key=secret")
+    patient = asyncio.create_task(late_to_open(server, 1.0))
+    await late_to_open(server, 0.2)
+    connection = server._connection
+    assert connection is not None and server.lost == 0
+    await patient
+    assert server._connection is None and server.lost == 1 and connection.ended
+    await ended(connection)
+    silent.close()
+    for writer in accepted:
+        writer.close()
+
+
+async def late_to_open(server: McpServer, seconds: float) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await server.call("hang", {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("http://user:secret@127.0.0.1:9/mcp?key=secret", "127.0.0.1"),
+        ("/nowhere/kelu --key=secret", "kelu"),
+        (f"{sys.executable} -c pass --key=secret", Path(sys.executable).name),
+    ],
+)
+async def test_a_lost_server_is_told_by_its_program_or_host_alone(spec: str, name: str) -> None:
+    server = McpServer(spec)
+    with pytest.raises(ServerLost) as raised:
+        await server.call("add", {})
+    kind = type(mcp_servers._cause(raised.value.__cause__ or raised.value)).__name__
+    assert str(raised.value) == f"the server {name!r} is gone ({kind})" and server.lost == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "ends"),
+    [
+        (-32000, "Connection closed", True),
+        (-32600, "Session terminated", True),
+        (-32001, "Session not found", True),
+        (-32001, "Request 'tools/call' timed out", False),
+        (-32602, "Unknown tool: session", False),
+    ],
+)
+def test_errors_of_the_connection_are_told_from_a_tools(
+    code: int, message: str, ends: bool
+) -> None:
+    assert mcp_servers._ends_connection(mcp.MCPError(code, message)) is ends
+
+
+@pytest.mark.slow
+async def test_a_use_that_hangs_ends_no_other_and_three_end_all(spec: str) -> None:
+    patient, served = Served(spec), Served(spec, tool_deadline_s=5.0)
+    pid = await patient.use("pid")
+    first = mcp_servers.server_of(spec)._connection
     assert await served.use("hang") == "hang gave nothing within 5 s and was given up."
     assert await served.use("add", a=1) == "2"
+    said = await asyncio.gather(patient.use("hang"), *(served.use("hang") for _ in range(3)))
+    assert "failed: ServerLost" in said[0] and "given up" in said[3]
+    assert await patient.use("pid") != pid
+    await ended(first)
 
 
+@pytest.mark.slow
 async def test_a_server_behind_a_url_is_used_lost_and_found_again(
     port: Any, unused_tcp_port: int
 ) -> None:
@@ -108,6 +246,54 @@ async def test_a_server_behind_a_url_is_used_lost_and_found_again(
     assert "failed: ServerLost" in await served.use("add", a=2)
     await listening(port(unused_tcp_port))
     assert await served.use("add", a=2, b=3) == "5"
+
+
+@pytest.mark.slow
+async def test_a_server_that_has_forgotten_the_session_is_connected_to_anew(
+    port: Any, unused_tcp_port: int
+) -> None:
+    await listening(port(unused_tcp_port, "sessions"))
+    served = Served(f"http://127.0.0.1:{unused_tcp_port}/mcp")
+    assert await served.use("add", a=2, b=3) == "5"
+    await listening(port(unused_tcp_port, "sessions"))
+    assert "failed: ServerLost: the server '127.0.0.1' is gone" in await served.use("add", a=2)
+    assert await served.use("add", a=2, b=3) == "5"
+
+
+USER = """
+import asyncio, sys
+from actors.environments.mcp_servers import McpServer
+async def main():
+    server = McpServer(sys.argv[1])
+    print(await server.call("pid", {}), flush=True)
+    await server.call("hang", {})
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal is Linux's")
+def test_a_stuck_server_ends_with_a_process_that_is_killed() -> None:
+    command = [sys.executable, "-c", USER, f"{sys.executable} {SERVER} stdio"]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        server = int(user.stdout.readline())
+        time.sleep(0.5)  # it begins to hang
+        user.send_signal(signal.SIGKILL)
+    ends = time.monotonic() + 30
+    while _runs(server):
+        if time.monotonic() > ends:
+            os.kill(server, signal.SIGKILL)
+            pytest.fail("it has outlived its user")
+        time.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    """False also for a zombie that nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(
