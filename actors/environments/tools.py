@@ -74,9 +74,10 @@ def _loaded(encoded: bytes) -> tuple[Tool, ...]:
     for key, entry, found in named:
         for tool in found:
             if tool.name in RESERVED or any(tool.name == other.name for other in tools):
+                theirs = " in the server, or put one before it that renames" if key == "mcp" else ""
                 raise ConfigError(
                     f"environment.{key} = {entry!r}: its name {tool.name!r} is taken (by "
-                    f"{', '.join(RESERVED)} or another tool): rename it"
+                    f"{', '.join(RESERVED)} or another tool): rename it{theirs}"
                 )
             tools.append(tool)
     names = [tool.name for tool in tools]
