@@ -1,11 +1,14 @@
 """A critic: on a model's trunk a number for each token, the reward expected before it."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from configs.schema import LearnerConfig
+if TYPE_CHECKING:  # the scorer, which has a head of these, needs torch and transformers alone
+    from configs.schema import LearnerConfig
 
 
 class ValueHead(nn.Module):  # type: ignore[misc]
@@ -25,7 +28,7 @@ class ValueHead(nn.Module):  # type: ignore[misc]
         return hidden.to(dtype) @ self.weight.to(dtype) + self.bias.to(dtype)
 
 
-def value_head_of(causal_lm: PreTrainedModel, config: LearnerConfig) -> ValueHead | None:
+def value_head_of(causal_lm: PreTrainedModel, config: "LearnerConfig") -> ValueHead | None:
     """The value head of a critic on the policy's trunk; in fp32 where adapters are, else in the
     model's dtype, as one optimiser has them. None where there is no such critic.
     """
