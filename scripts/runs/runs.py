@@ -21,7 +21,7 @@ from replay.log.segments import exists, segments
 from replay.protocol import LogError
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
-from scripts.setup.resolve import is_run, run_config
+from scripts.setup.resolve import run_config
 from scripts.terminal import awaited, clean, complain
 
 RUNS = Path("runs")
@@ -69,7 +69,9 @@ def runs(options: RunsOptions) -> None:
     """Print a line for each run, and of several that are named what differs. Raises ConfigError."""
     chosen = list(options.runs) or list(found(RUNS))
     if not chosen:
-        raise ConfigError(f"no run in {str(RUNS.resolve())!r}: name directories of runs")
+        raise ConfigError(
+            f"no run with an event log in {str(RUNS.resolve())!r}: name directories of runs"
+        )
     lines = [told(run) for run in chosen]
     console = Console(highlight=False)
     console.print(_table(lines))
@@ -85,15 +87,13 @@ def runs(options: RunsOptions) -> None:
 
 
 def found(folder: Path) -> Iterator[Path]:
-    """The runs in a folder, the newest first, each once."""
-    there = (each for each in folder.glob("*") if is_run(each) and not each.is_symlink())
-    yield from sorted(there, key=_written, reverse=True)
+    """The runs in a folder that keep an event log, the newest first, each once."""
+    there = (each for each in folder.glob("*") if exists(each / FILE_NAME))
+    yield from sorted((each for each in there if not each.is_symlink()), key=_written, reverse=True)
 
 
 def _written(run: Path) -> float:
-    log = run / FILE_NAME
-    parts = [each.path for each in segments(log)] if exists(log) else [run]
-    return max(part.stat().st_mtime for part in parts)
+    return max(each.path.stat().st_mtime for each in segments(run / FILE_NAME))
 
 
 def told(run: Path) -> Line:

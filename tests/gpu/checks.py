@@ -3,7 +3,7 @@
 Part A needs a CUDA torch and this folder's tree, no installation and no network: pinned staging,
 NCCL, CUDA IPC, FAISS where it is there, the head's pieces, and the learner's tokens/s and MFU; with
 DeepSpeed and what else our own code imports also what whole learners hold, beside what is reckoned.
-It takes less than eight minutes on one GPU of 80 GiB. Part B needs the whole installation. Each
+It takes about nine minutes on one GPU of 80 GiB. Part B needs the whole installation. Each
 figure is shown with what it should be: `!` fails its check, `?` is worth a look. What cannot be
 checked here is skipped by name.
 

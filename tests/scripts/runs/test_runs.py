@@ -77,6 +77,8 @@ def test_all_of_a_folder_come_newest_first(
     old, _ = made("old"), made("new")
     os.utime(old / FILE_NAME, (1.0, 1.0))
     (tmp_path / "runs" / "latest").symlink_to(old)
+    (tmp_path / "runs" / "synchronous").mkdir()
+    (tmp_path / "runs" / "synchronous" / "config.yaml").touch()  # `forage sync` keeps no log
     monkeypatch.chdir(tmp_path)
     assert cli.main(["runs"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
@@ -109,7 +111,9 @@ def test_a_torn_log_is_told_up_to_there(made: Made, capsys: pytest.CaptureFixtur
 
 def test_where_there_is_none_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no run in .*: name directories of runs"):
+    with pytest.raises(
+        ConfigError, match=r"no run with an event log in .*: name directories of runs"
+    ):
         runs.runs(RunsOptions())
     with pytest.raises(ConfigError, match="no such directory"):
         runs.runs(RunsOptions((tmp_path / "none",)))
