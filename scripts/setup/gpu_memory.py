@@ -82,18 +82,17 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
     width, on_gpu = width_of(config.model.dtype), device == "cuda"
     trained = sum(trained_elements(config, model))
     adapter = trained if learner.lora.rank else 0
-    of_gradient = 4
-    if learner.offload == "cpu" and on_gpu and not adapter:
-        # DeepSpeed's sum in fp32 stays on the GPU at stage 1, beside a pass's own gradient.
-        of_gradient = width + 4 * (learner.zero_stage == 1 and width == 2)
+    offloads = learner.offload == "cpu" and on_gpu
+    summed = offloads and not adapter and learner.zero_stage == 1 and width == 2
+    of_gradient = 4 if summed or not offloads or adapter else width
     # ZeRO shares out gradients from stage 2, weights from 3.
     shared = {stage: learner.ranks if learner.zero_stage >= stage else 1 for stage in (2, 3)}
     half = max(1, learner.ranks // 2)  # on two nodes
     activations, head = activation_bytes(config, model), head_bytes(config, model, device)
-    offloads = learner.offload == "cpu" and on_gpu
     state = {} if offloads else state_bytes(config, model)
     ranks = learner.ranks if learner.zero_stage else 1
     gaps = 0 if on_gpu else min(int(GAPS * (activations + head)), MOST_GAPS_BYTES)
+    leaving = _leaving(trained, ranks) if summed else 0
     stepping = 0 if offloads else 4 * STEP_COPIES[device] * trained // ranks
     needs = {
         "weights": width * count // shared[3],
@@ -109,6 +108,7 @@ def learner_needs(config: Config, model: Model, device: str = "cuda") -> dict[st
         "gaps between blocks": gaps,
         "optimiser's temporaries": max(0, stepping - activations - head - gaps),
         "reductions": _reduced(config, model, trained, 4 if adapter else width),
+        "gradients on their way to the host": max(0, leaving - activations - head - gaps),
         "weights shown to actors": on_gpu * width * sum(sent_elements(config, model)),
         "CUDA": on_gpu * CONTEXT_BYTES,
     }
@@ -128,6 +128,13 @@ def _critic_bytes(config: Config, model: Model, offloads: bool) -> int:
     return weights + within_a_node + gradients + reduced
 
 
+def _leaving(trained: int, ranks: int) -> int:
+    """Bytes beside the sum in fp32 that DeepSpeed keeps on the GPU at stage 1, while it goes to the
+    host: this rank's share of it once more, and a bucket as it is sent, in bf16.
+    """
+    return 4 * trained // ranks + 2 * min(BUCKET_ELEMENTS, trained)
+
+
 def _reduced(config: Config, model: Model, trained: int, width: int) -> int:
     """Bytes of the buffers in which DeepSpeed sums gradients, `width` bytes an element, and, at
     stage 3, gathers weights.
@@ -140,7 +147,10 @@ def _reduced(config: Config, model: Model, trained: int, width: int) -> int:
         return width * bucket
     summed = width == 2 and learner.offload != "cpu"  # by DeepSpeed's BF16_Optimizer
     alone = learner.ranks == 1 and (learner.zero_stage == 0 or summed)
-    return 0 if alone else 4 * bucket
+    if alone:
+        return 0
+    offloads = learner.offload == "cpu"  # by way of a buffer for the largest weight
+    return 4 * bucket + offloads * width * max(model.weights, default=0)
 
 
 def engine_needs(config: Config, model: Model) -> dict[str, int]:

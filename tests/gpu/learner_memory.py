@@ -23,6 +23,9 @@ NOT_TENSORS = ("weights shown to actors", "CUDA")  # nothing is published here
 STEPS, MICRO_BATCHES, DEADLINE_S = 3, 2, 240.0
 MEMORY_FOLDER = Path("/dev/shm")
 LORA = ("learner.lora.rank=16", "learner.lora.alpha=32", "learner.anchor=frozen")
+TRUNK = (
+    "learner.baseline=critic", "learner.critic.on=policy", "learner.advantage_std=whiten",
+)  # fmt: skip
 RECOMPUTED = "learner.gradient_checkpointing=true"
 
 
@@ -41,6 +44,9 @@ CASES = (
     Case("0.5B", "Qwen2.5-0.5B", 8192, 4096),
     Case("0.5B with a critic", "Qwen2.5-0.5B", 8192, 4096,
          ("learner.baseline=critic", "learner.advantage_std=whiten")),
+    Case("0.5B, the critic on its trunk", "Qwen2.5-0.5B", 8192, 4096, TRUNK),
+    Case("0.5B offloaded, the critic on its trunk", "Qwen2.5-0.5B", 8192, 4096,
+         (*TRUNK, "learner.offload=cpu")),
     Case("0.5B, ZeRO 3", "Qwen2.5-0.5B", 8192, 4096, ("learner.zero_stage=3",)),
     Case("3B by an adapter, layers recomputed", "Qwen2.5-3B", 8192, 4096, (*LORA, RECOMPUTED)),
     Case("3B, layers recomputed", "Qwen2.5-3B", 8192, 4096, (RECOMPUTED,)),

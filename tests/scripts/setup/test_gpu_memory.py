@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from actors.policies.engine import gpus_of_actor
-from configs.load import load
+from configs.load import load, parse
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config
 from scripts.setup import gpu_memory, machine
@@ -226,6 +226,20 @@ def test_what_is_offloaded_is_the_host_s(
     (problem,) = (each for each in machine.lacks(config) if "(learner.offload)" in each)
     both = re.search(r"about ([\d.]+) GiB are needed and 1\.00 GiB are free", problem)
     assert both and float(both[1]) == pytest.approx(sum(needed.values()) / GIB, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "held_gib"),
+    [("Qwen2.5-3B", ("learner.gradient_checkpointing=true",), 32.17), ("Qwen2.5-0.5B", (), 17.09)],
+)
+def test_what_an_offloaded_learner_held_on_an_h100_is_reckoned(
+    name: str, words: tuple[str, ...], held_gib: float
+) -> None:
+    given = ["learner.micro_batch_tokens=8192", "model.max_model_len=4096", "learner.offload=cpu"]
+    model = find_model(name)
+    needs = learner_needs(parse("", [*given, f"model.path={name}", *words], "here"), model)
+    tensors = sum(needs.values()) - needs["weights shown to actors"] - needs["CUDA"]
+    assert tensors / GIB == pytest.approx(held_gib, rel=0.04), needs
 
 
 def test_ranks_without_a_gpu_of_their_own_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
