@@ -7,9 +7,8 @@ of retrieval and of the parts of the reward pass through by name.
 
 import hashlib
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import msgspec
 
@@ -19,7 +18,7 @@ from actors.errors import PromptTooLong
 from actors.policies.base import Completion, Policy, priority_of, read_only
 from actors.prompt import Prompter, Tokens, end_tokens
 from actors.rewards.scorer import Rewards
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Transcript, in_words
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, StopReason, TokenSequence, Trajectory, Turn
@@ -75,8 +74,18 @@ async def rollout(
     made = acting(lease, retriever=retriever, prompter=prompter, config=config)
     async with made as environment:
         played = await _play(lease, policy, environment, clock)
-    ends = _ends(prompter, config.model.path)
-    transcribe = partial(_transcript, lease, prompter, ends, environment.prompt, played)
+    sequences = (TokenSequence(environment.prompt, played.turns),)
+
+    def transcribe() -> Transcript:
+        return Transcript(
+            question=lease.question,
+            answer=played.last.answer,
+            stop_reason=played.stop_reason,
+            sequences=in_words(sequences, prompter, _ends(prompter, config.model.path)),
+            passages=played.passages,
+            opened=played.last.opened,
+        )
+
     score = await rewards.score(lease, played.last.answer, transcribe)
     return Trajectory(
         group_id=lease.group_id,
@@ -85,7 +94,7 @@ async def rollout(
         kind=lease.kind,
         actor_id=actor_id,
         sampling=lease.sampling,
-        sequences=(TokenSequence(environment.prompt, played.turns),),
+        sequences=sequences,
         stop_reason=played.stop_reason,
         answer=played.last.answer,
         reward=score.reward,
@@ -171,20 +180,4 @@ def _turn(completion: Completion, outcome: Outcome, stamps: tuple[float, float, 
         started_at=started_at,
         first_token_at=first_token_at,
         ended_at=ended_at,
-    )
-
-
-def _transcript(
-    lease: Lease, prompter: Prompter, ends: Collection[int], prompt: Tokens, played: _Played
-) -> Transcript:
-    return Transcript(
-        question=lease.question,
-        answer=played.last.answer,
-        stop_reason=played.stop_reason,
-        prompt=prompter.decode(prompt),
-        texts=tuple(prompter.said(turn.action_tokens, ends) for turn in played.turns),
-        observations=tuple(prompter.decode(turn.observation_tokens) for turn in played.turns),
-        passages=played.passages,
-        turns=played.turns,
-        opened=played.last.opened,
     )
