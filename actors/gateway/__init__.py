@@ -1,0 +1,1 @@
+"""The gateway: programs that call the policy through an OpenAI-compatible URL."""
