@@ -12,6 +12,7 @@ class ActorError(Exception):
     ├── PromptTooLong         the question leaves no room for a completion
     ├── UnverifiedWeights     a rollout holds tokens of weights that did not pass their probe
     ├── TokenMismatch         a rollout's record is not what went through the policy
+    ├── TooManyCalls          a program's calls are more than a record holds
     ├── Unscorable            a part of the reward cannot be told; it never leaves `rewards`
     ├── ToolFailed            a user's tool raised or took too long (tool_errors = fail)
     ├── EnvironmentFailed     a user's environment raised, or gave no Outcome
@@ -34,6 +35,10 @@ class UnverifiedWeights(ActorError):
 
 class TokenMismatch(ActorError):
     """A rollout's record is not, id for id, what went through the policy."""
+
+
+class TooManyCalls(ActorError):
+    """A program's calls make more sequences, or more turns of one, than a record holds."""
 
 
 class Unscorable(ActorError):

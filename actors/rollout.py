@@ -7,28 +7,23 @@ of retrieval and of the parts of the reward pass through by name.
 
 import hashlib
 import time
-from collections.abc import Collection
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TypeVar
+from functools import lru_cache
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from actors.environments.base import NOTHING, Environment, Outcome, Retriever
 from actors.environments.registry import acting
 from actors.errors import PromptTooLong
-from actors.policies.base import Completion, Policy, priority_of
+from actors.policies.base import Completion, Policy, priority_of, read_only
 from actors.prompt import Prompter, Tokens, end_tokens
 from actors.rewards.scorer import Rewards
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Transcript, in_words
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, StopReason, TokenSequence, Trajectory, Turn
 from retrieval_server.protocol import Passage
 
-T = TypeVar("T", bound=np.generic)
 _ends = lru_cache(8)(end_tokens)  # files of the model's folder, read once
 
 
@@ -79,8 +74,18 @@ async def rollout(
     made = acting(lease, retriever=retriever, prompter=prompter, config=config)
     async with made as environment:
         played = await _play(lease, policy, environment, clock)
-    ends = _ends(prompter, config.model.path)
-    transcribe = partial(_transcript, lease, prompter, ends, environment.prompt, played)
+    sequences = (TokenSequence(environment.prompt, played.turns),)
+
+    def transcribe() -> Transcript:
+        return Transcript(
+            question=lease.question,
+            answer=played.last.answer,
+            stop_reason=played.stop_reason,
+            sequences=in_words(sequences, prompter, _ends(prompter, config.model.path)),
+            passages=played.passages,
+            opened=played.last.opened,
+        )
+
     score = await rewards.score(lease, played.last.answer, transcribe)
     return Trajectory(
         group_id=lease.group_id,
@@ -89,7 +94,7 @@ async def rollout(
         kind=lease.kind,
         actor_id=actor_id,
         sampling=lease.sampling,
-        sequences=(TokenSequence(environment.prompt, played.turns),),
+        sequences=sequences,
         stop_reason=played.stop_reason,
         answer=played.last.answer,
         reward=score.reward,
@@ -121,7 +126,7 @@ async def _play(lease: Lease, policy: Policy, environment: Environment, clock: _
     while True:
         started_at = clock.now()
         completion = await _complete(lease, policy, environment, context, len(turns), clock)
-        stamps = _stamps(started_at, completion.first_token_at, clock.now())
+        stamps = completion.stamps(started_at, clock.now())
         context += completion.tokens.tolist()
         outcome = await environment.step(completion.tokens, len(context))
         # A turn's searches are asked together.
@@ -161,18 +166,13 @@ async def _complete(
     return completion
 
 
-def _stamps(started: float, first_token: float, ended: float) -> tuple[float, float, float]:
-    """The stamps of a turn, in their order though two clocks tell them."""
-    return started, first_token and min(max(first_token, started), ended), ended
-
-
 def _turn(completion: Completion, outcome: Outcome, stamps: tuple[float, float, float]) -> Turn:
     started_at, first_token_at, ended_at = stamps
     return Turn(
-        action_tokens=_read_only(completion.tokens),
-        behaviour_logprobs=_read_only(completion.logprobs),
-        policy_versions=_read_only(completion.versions),
-        observation_tokens=_read_only(outcome.observation_tokens),
+        action_tokens=read_only(completion.tokens),
+        behaviour_logprobs=read_only(completion.logprobs),
+        policy_versions=read_only(completion.versions),
+        observation_tokens=read_only(outcome.observation_tokens),
         searches=outcome.searches,
         malformed=outcome.malformed,
         reward=float(outcome.reward),
@@ -180,27 +180,4 @@ def _turn(completion: Completion, outcome: Outcome, stamps: tuple[float, float, 
         started_at=started_at,
         first_token_at=first_token_at,
         ended_at=ended_at,
-    )
-
-
-def _read_only(numbers: NDArray[T]) -> NDArray[T]:
-    """Return a view for rewards, a user's own among them, which read the record first."""
-    view = numbers.view()
-    view.setflags(write=False)
-    return view
-
-
-def _transcript(
-    lease: Lease, prompter: Prompter, ends: Collection[int], prompt: Tokens, played: _Played
-) -> Transcript:
-    return Transcript(
-        question=lease.question,
-        answer=played.last.answer,
-        stop_reason=played.stop_reason,
-        prompt=prompter.decode(prompt),
-        texts=tuple(prompter.said(turn.action_tokens, ends) for turn in played.turns),
-        observations=tuple(prompter.decode(turn.observation_tokens) for turn in played.turns),
-        passages=played.passages,
-        turns=played.turns,
-        opened=played.last.opened,
     )

@@ -1,13 +1,16 @@
 """The audit of every rollout: its record holds, id for id, the tokens that went through the policy,
 or the rollout fails with TokenMismatch. To train on another record would be to train on tokens that
 were never sampled, or never read. Arrays are compared, and the last tokens of a completion are
-decoded.
+decoded. A rollout of an environment is one sequence; a program's calls may make several.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from actors.environments.base import Retriever
 from actors.errors import TokenMismatch
@@ -17,7 +20,7 @@ from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
 from configs.schema import Config
 from replay.protocol import Lease
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory, Turn
 
 _SHOWN = 8  # ids on each side of a mismatch
 
@@ -89,7 +92,9 @@ class AuditedPolicy:
 
         An observation behind the last completion was read by nobody, and may be anything.
         """
-        turns, ids = trajectory.turns, self._ids
+        turns, ids, several = trajectory.turns, self._ids, len(trajectory.sequences)
+        if several != 1:
+            raise TokenMismatch(f"sequences: {several} are on record, one went through the policy")
         if len(turns) != len(self._said):
             raise TokenMismatch(
                 f"turns: {len(turns)} are on record, {len(self._said)} were sampled"
@@ -104,6 +109,65 @@ class AuditedPolicy:
                 read = ids[said.stop : following[number]]
                 name = f"turn {number}: observation on record and as read"
                 _require_same(name, turn.observation_tokens, read, said.stop)
+
+
+class Heard(Protocol):
+    """A completed call of the policy: what the engine read, and what it sampled then."""
+
+    @property
+    def prompt(self) -> Tokens:
+        """int32[P]: all that the engine read."""
+        ...
+
+    @property
+    def completion(self) -> Completion:
+        """What it sampled."""
+        ...
+
+
+def require_recorded(sequences: Sequence[TokenSequence], calls: Sequence[Heard]) -> None:
+    """Compare a rollout's sequences with all calls that went through the policy: each turn is one
+    of them, ids, log-probs and versions, behind all that the engine had read then; each call is one
+    turn. Raises TokenMismatch, naming sequence, turn, place and ids.
+
+    An observation behind a sequence's last turn was read by nobody, and may be anything.
+    """
+    left = defaultdict[bytes, list[Heard]](list)  # by what was sampled
+    for call in calls:
+        left[call.completion.tokens.tobytes()].append(call)
+    for number, sequence in enumerate(sequences, 1):
+        ids, begin = sequence.tokens, len(sequence.prompt_tokens)
+        for place, turn in enumerate(sequence.turns):
+            where = f"sequence {number}, turn {place}"
+            said = left[turn.action_tokens.tobytes()]
+            said.remove(_call_of(turn, ids[:begin], said, where))
+            begin += len(turn.action_tokens) + len(turn.observation_tokens)
+    if lost := [call for each in left.values() for call in each]:
+        raise TokenMismatch(
+            f"calls: {len(lost)} of {len(calls)} stand in no sequence, such as that which sampled "
+            f"{lost[0].completion.tokens[:_SHOWN].tolist()}"
+        )
+
+
+def _call_of(turn: Turn, context: Tokens, said: Sequence[Heard], where: str) -> Heard:
+    """Return the call that a turn is, of those that sampled its ids."""
+    if not said:
+        ids = turn.action_tokens[:_SHOWN].tolist()
+        raise TokenMismatch(f"{where}: trained ids {ids} were sampled by no call that is left")
+    read = [call for call in said if np.array_equal(call.prompt, context)]
+    if not read:
+        _require_same(f"{where}: what stands before it and as read", context, said[0].prompt)
+    for call in read:
+        sampled = call.completion
+        if _same(turn.behaviour_logprobs, sampled.logprobs) and _same(
+            turn.policy_versions, sampled.versions
+        ):
+            return call
+    raise TokenMismatch(f"{where}: log-probs or versions on record are not those of its sampling")
+
+
+def _same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
+    return found.dtype == expected.dtype and found.tobytes() == expected.tobytes()
 
 
 class TokenAudit:
@@ -141,6 +205,14 @@ class TokenAudit:
             self.mismatches += 1
             raise
         return trajectory
+
+    def check(self, sequences: Sequence[TokenSequence], calls: Sequence[Heard]) -> None:
+        """Audit the sequences that a program's calls were merged into. Raises TokenMismatch."""
+        try:
+            require_recorded(sequences, calls)
+        except TokenMismatch:
+            self.mismatches += 1
+            raise
 
     def gauges(self) -> dict[str, float]:
         """Return the count of refused rollouts; the log names the mismatch of each."""

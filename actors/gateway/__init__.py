@@ -1,1 +1,1 @@
-"""The gateway: programs that call the policy through an OpenAI-compatible URL."""
+"""An OpenAI-compatible endpoint in front of an actor's engine, for programs that roll out."""

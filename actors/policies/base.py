@@ -7,7 +7,7 @@ oldest first. So a rollout that has begun ends before a younger one takes the ca
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from actors.errors import BadCompletion
 from replay.protocol import Lease
 
+T = TypeVar("T", bound=np.generic)
 FinishReason = Literal["stop", "length"]
 Stops = tuple[str, ...]  # texts at which a completion ends
 
@@ -49,6 +50,20 @@ class Completion:
         lengths = len(self.tokens), len(self.logprobs), len(self.versions)
         if len(set(lengths)) != 1 or not lengths[0]:
             raise BadCompletion(f"tokens, log-probs and versions number {lengths!r}")
+
+    def stamps(self, started_at: float, ended_at: float) -> tuple[float, float, float]:
+        """When it was asked for, had its first token and was whole: in their order, though two
+        clocks tell them.
+        """
+        first = self.first_token_at
+        return started_at, first and min(max(first, started_at), ended_at), ended_at
+
+
+def read_only(numbers: NDArray[T]) -> NDArray[T]:
+    """Return a view for rewards, a user's own among them, which read the record first."""
+    view = numbers.view()
+    view.setflags(write=False)
+    return view
 
 
 class Policy(Protocol):

@@ -66,8 +66,8 @@ def avoidance(answer: str | None, golds: Golds) -> float:
 
 
 def in_form(transcript: Transcript) -> float:
-    """Return 1 where every turn is one thought and one kind of action, and the last one a thought
-    and an answer; else 0.
+    """Return 1 where every turn of every sequence is one thought and one kind of action, and the
+    one that ended last a thought and an answer; else 0.
 
     This is v0.3's automaton, (think search information)* think answer with only white space
     between, on the policy's own text: the environment's blocks need no judgement, and one that the
@@ -75,12 +75,14 @@ def in_form(transcript: Transcript) -> float:
     acted on. Where the environment has opened the answer, the last turn is an answer without a
     thought. A `<think>` that a chat template wrote just before a turn opens its thought.
     """
-    contexts = (transcript.prompt, *transcript.observations)
-    *before, last = map(_with_opening, contexts, transcript.texts)
-    acted = all(
-        not turn.malformed and _acts(text)
-        for text, turn in zip(before, transcript.turns, strict=False)
-    )
+    turns = [
+        (_with_opening(context, text), turn)
+        for each in transcript.sequences
+        for context, text, turn in zip(each.contexts, each.texts, each.turns, strict=True)
+    ]
+    # Sequences may be written beside one another: of two that ended alike, the later one.
+    (last, _) = turns.pop(max(range(len(turns)), key=lambda n: (turns[n][1].ended_at, n)))
+    acted = all(not turn.malformed and _acts(text) for text, turn in turns)
     if transcript.opened:
         return float(acted and _blocks(f"<answer>{last}") == ["answer"])
     return float(acted and _blocks(last) == ["think", "answer"])

@@ -179,8 +179,13 @@ def _own(asked: RewardsConfig) -> UserReward:
 
 
 def search_r1_score(transcript: Transcript, asked: SearchR1Config) -> float:
-    """Return Search-R1's score of the whole decoded text, prompt and passages included."""
-    text = search_r1.whole_text(transcript.prompt, transcript.texts, transcript.observations)
+    """Return Search-R1's score of the whole decoded text, prompt and passages included; of several
+    sequences, one after the other.
+    """
+    text = "".join(
+        search_r1.whole_text(each.prompt, each.texts, each.observations)
+        for each in transcript.sequences
+    )
     golds = transcript.question.answers
     if asked.version == "v0.2":
         return search_r1.score_em(text, golds, asked.final or 0.0)

@@ -13,6 +13,8 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from actors.errors import TokenMismatch
+from actors.gateway.calls import Call
+from actors.gateway.merging import merged
 from actors.policies.base import Completion, FinishReason, Policy
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
@@ -159,6 +161,13 @@ def dropped(trajectory: Trajectory) -> Trajectory:
     return changed(trajectory, 0, observation_tokens=trajectory.turns[0].observation_tokens[:-1])
 
 
+def torn(trajectory: Trajectory) -> Trajectory:
+    """Its second turn stands in a sequence of its own."""
+    first, second = ((turn,) for turn in trajectory.turns)
+    parts = (TokenSequence(trajectory.prompt_tokens, turns) for turns in (first, second))
+    return replaced(trajectory, sequences=tuple(parts))
+
+
 def untrained_stop(trajectory: Trajectory) -> Trajectory:
     """Its first turn's stop tag was moved from what is trained to what was read."""
     turn = trajectory.turns[0]
@@ -176,6 +185,7 @@ def untrained_stop(trajectory: Trajectory) -> Trajectory:
         (lambda t: only(t.prompt_tokens[1:], t.turns, t), "prompt on record"),
         (lambda t: only(t.prompt_tokens, t.turns[:1], t), "turns: 1 are on record, 2 were"),
         (untrained_stop, "turn 0: trained and sampled ids differ from position 11 on"),
+        (torn, "sequences: 2 are on record, one went through the policy"),
     ],
 )
 async def test_a_record_of_something_else_is_named(
@@ -267,3 +277,73 @@ async def test_an_end_token_of_the_model_folder_ends_a_completion(
     audit = TokenAudit(stage.prompter(config), config)
     await audit.rollout(lease_for(), policy=Says(said), **parts(stage, config))
     assert audit.mismatches == 0
+
+
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def call(prompt: Sequence[int], *said: int) -> Call:
+    """A call of a program; each of its tokens has numbers of its own."""
+    logprobs, versions = -np.arange(len(said), dtype=np.float32), ids(*range(len(said)))
+    return Call(ids(*prompt), Completion(ids(*said), logprobs, versions, "stop"), 0.0, 1.0)
+
+
+CALLS = (
+    call([1, 2], 3, 4),
+    call([1, 2, 3, 4, 5], 6, 7),
+    call([8, 9], 3, 4),
+    call([8, 9], 3, 4),  # again, alike
+)
+
+
+def told(number: int, turn: int, **fields: Any) -> tuple[TokenSequence, ...]:
+    """The calls merged, but for one turn of one sequence."""
+    sequences = list(merged(CALLS))
+    turns = list(sequences[number].turns)
+    turns[turn] = replaced(turns[turn], **fields)
+    sequences[number] = replaced(sequences[number], turns=tuple(turns))
+    return tuple(sequences)
+
+
+def asked(prompt: Any) -> tuple[TokenSequence, ...]:
+    """The calls merged, but for the second sequence's prompt."""
+    first, second, third = merged(CALLS)
+    return first, replaced(second, prompt_tokens=prompt), third
+
+
+def test_a_programs_calls_pass_once_each(stage: Any, config_for: Any) -> None:
+    audit = TokenAudit(stage.prompter(config := config_for()), config)
+    sequences = merged(CALLS)
+    assert [len(each.turns) for each in sequences] == [2, 1, 1]
+    audit.check(sequences, CALLS)
+    audit.check(sequences[::-1], CALLS[::-1])
+    audit.check(told(0, 1, observation_tokens=ids(9)), CALLS)  # which nobody read
+    assert audit.gauges() == {"actor/token_mismatch": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("sequences", "words"),
+    [
+        (merged(CALLS)[:2], r"calls: 1 of 4 stand in no sequence, .* sampled \[3, 4\]"),
+        ((*merged(CALLS), merged(CALLS)[1]), r"sequence 4, turn 0: trained ids \[3, 4\] were"),
+        (told(0, 1, action_tokens=ids(6, 8)), r"sequence 1, turn 1: trained ids \[6, 8\] were s"),
+        (
+            told(0, 0, observation_tokens=ids(6)),
+            r"sequence 1, turn 1: what stands before it and as read differ from position 4 on: "
+            r"\[6\] and \[5\]",
+        ),
+        (told(0, 0, observation_tokens=ids()), "sequence 1, turn 1: what .* from position 4 on"),
+        (asked(ids(8, 1)), r"sequence 2, turn 0: what .* position 1 on: \[1\] and \[9\]"),
+        (asked(ids(1, 2)), r"sequence 2, turn 0: what .* position 0 on: \[1, 2\] and \[8, 9\]"),
+        (told(0, 0, policy_versions=ids(0, 9)), "sequence 1, turn 0: log-probs or versions on"),
+        (told(1, 0, behaviour_logprobs=np.float32([0, 1])), "sequence 2, turn 0: log-probs or ver"),
+    ],
+)
+def test_sequences_of_anything_else_are_named_and_counted(
+    stage: Any, config_for: Any, sequences: tuple[TokenSequence, ...], words: str
+) -> None:
+    audit = TokenAudit(stage.prompter(config := config_for()), config)
+    with pytest.raises(TokenMismatch, match=words):
+        audit.check(sequences, CALLS)
+    assert audit.gauges() == {"actor/token_mismatch": 1.0}

@@ -15,7 +15,7 @@ import pytest
 
 from actors.errors import Unscorable
 from actors.rewards.custom import UserReward
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Stream, Transcript
 from actors.user_code import load_entry_point
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
@@ -26,11 +26,10 @@ TRANSCRIPT = Transcript(
     question=Question("q-7", "who?", ("kelu",)),
     answer="kelu",
     stop_reason=StopReason.ANSWERED,
-    prompt="who?",
-    texts=("<answer>kelu</answer>",),
-    observations=("",),
+    sequences=(
+        Stream(prompt="who?", texts=("<answer>kelu</answer>",), observations=("",), turns=()),
+    ),
     passages=(),
-    turns=(),
 )
 
 

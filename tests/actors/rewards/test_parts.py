@@ -20,7 +20,7 @@ from actors.rewards.parts import (
     substring,
 )
 from actors.rewards.search_r1 import format_fault, whole_text
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Stream, Transcript
 from replay.trajectory import Question, Search, StopReason, Turn
 from retrieval_server.protocol import Passage
 
@@ -35,24 +35,34 @@ SOUP = st.lists(st.sampled_from([*TAGS, " ", "x", "<", ">", "é", "\ud7ff"]), ma
 )
 
 
-def turn_of(searches: int = 0, malformed: bool = False) -> Turn:
+def turn_of(searches: int = 0, malformed: bool = False, **fields: float) -> Turn:
     """A turn of one token that made so many searches."""
     one = np.ones(1, np.int32)
     made = (Search("q", (), 0.0, "empty"),) * searches
-    return Turn(one, np.zeros(1, np.float32), one, one[:0], made, malformed)
+    return Turn(one, np.zeros(1, np.float32), one, one[:0], made, malformed, **fields)
+
+
+def stream_of(*texts: str, **changes: Any) -> Stream:
+    """A sequence of these texts."""
+    plain = {
+        "prompt": "who?",
+        "texts": texts,
+        "observations": ("",) * len(texts),
+        "turns": tuple(turn_of() for _ in texts),
+    }
+    return Stream(**(plain | changes))
 
 
 def transcript_of(*texts: str, **changes: Any) -> Transcript:
-    """A rollout of these texts that was answered rightly."""
+    """A rollout of these texts, in one sequence, that was answered rightly."""
+    names = ("prompt", "observations", "turns")
+    own = {name: changes.pop(name) for name in names if name in changes}
     plain = {
         "question": Question("q-1", "who?", ("Kelu",)),
         "answer": "kelu",
         "stop_reason": StopReason.ANSWERED,
-        "prompt": "who?",
-        "texts": texts,
-        "observations": ("",) * len(texts),
+        "sequences": (stream_of(*texts, **own),),
         "passages": (),
-        "turns": tuple(turn_of() for _ in texts),
     }
     return Transcript(**(plain | changes))
 
@@ -191,6 +201,35 @@ def test_a_thought_that_the_template_opens_is_one() -> None:
     both = (f"t</think>{SEARCH}", rest)
     assert in_form(transcript_of(*both, prompt=asked, observations=told)) == 1.0
     assert in_form(transcript_of(*both, prompt=asked)) == 0.0
+
+
+def test_the_prompt_of_each_sequence_is_read_before_its_first_turn() -> None:
+    """So a thought that it opens is one, and an earlier sequence's end opens none."""
+    asked, rest = "<|im_start|>assistant\n<think>\n", f"t</think>{ANSWER}"
+    first = stream_of(THINK + SEARCH)
+    assert in_form(transcript_of(sequences=(first, stream_of(rest, prompt=asked)))) == 1.0
+    assert in_form(transcript_of(sequences=(first, stream_of(rest)))) == 0.0
+    open_ended = stream_of(THINK + SEARCH, observations=(asked,))
+    assert in_form(transcript_of(sequences=(open_ended, stream_of(rest)))) == 0.0
+
+
+def test_the_last_turn_is_that_which_ended_last() -> None:
+    """As of one who asked a sub-agent on the way."""
+    begun, ended = (turn_of(ended_at=at) for at in (1.0, 3.0))
+    main = stream_of(THINK + SEARCH, THINK + ANSWER, turns=(begun, ended))
+    for at, value in ((2.0, 1.0), (4.0, 0.0)):
+        agent = stream_of(THINK + SEARCH, turns=(turn_of(ended_at=at),), name="2")
+        assert in_form(transcript_of(sequences=(main, agent))) == value
+
+
+def test_parts_are_of_all_sequences() -> None:
+    turns = (turn_of(2, reward=0.5), turn_of(1, reward=0.25))
+    several = tuple(stream_of(THINK + SEARCH, turns=(turn,)) for turn in turns)
+    whole = transcript_of(sequences=(*several, stream_of(THINK + ANSWER, observations=("end",))))
+    assert search_cost(whole) == -3.0 and in_form(whole) == 1.0
+    assert OF_TRANSCRIPT["environment"](whole) == 0.75
+    assert whole.texts == (THINK + SEARCH, THINK + SEARCH, THINK + ANSWER)
+    assert whole.observations == ("", "", "end") and whole.turns[:2] == turns
 
 
 def test_an_action_that_was_not_understood_is_out_of_form() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.rewards.scorer import Rewards, Score, search_r1_score
-from actors.rewards.transcript import Transcript
+from actors.rewards.transcript import Stream, Transcript, made_up
 from configs.prompts import SEARCH_R1_CORRECTION, SEARCH_R1_PROMPT
 from configs.rewards import JudgeConfig, RewardsConfig, RewardWeights, SearchR1Config
 from configs.runtime.process import REPOSITORY
@@ -111,12 +111,24 @@ def _whole(case: dict[str, Any]) -> Transcript:
         question=Question("q", "q?", tuple(case["target"])),
         answer=None,
         stop_reason=StopReason.TURN_LIMIT,
-        prompt=case["solution"],
-        texts=(),
-        observations=(),
+        sequences=(Stream(prompt=case["solution"], texts=(), observations=(), turns=()),),
         passages=(),
-        turns=(),
     )
+
+
+def test_several_sequences_are_scored_as_one_text() -> None:
+    """The answer of the last; the first prompt's example is the first of two."""
+    asked = "for example <answer> Beijing </answer> <|im_start|>assistant\n"
+    first = Stream(prompt=asked, texts=("in short",), observations=("",), turns=())
+    second = Stream(prompt="go on", texts=("<answer>kelu</answer>",), observations=("",), turns=())
+    whole = Transcript(
+        question=Question("q", "q?", ("kelu",)),
+        answer="kelu",
+        stop_reason=StopReason.ANSWERED,
+        sequences=(first, second),
+        passages=(),
+    )
+    assert search_r1_score(whole, SearchR1Config()) == 1.0
 
 
 @pytest.mark.parametrize("case", VECTORS["score_em"], ids=lambda case: case["solution"][-30:])
@@ -214,11 +226,15 @@ async def scored(
             question=lease.question,
             answer=answer,
             stop_reason=StopReason.ANSWERED,
-            prompt="who?",
-            texts=(f"<answer>{answer}</answer>",),
-            observations=("",),
+            sequences=(
+                Stream(
+                    prompt="who?",
+                    texts=(f"<answer>{answer}</answer>",),
+                    observations=("",),
+                    turns=made_up(lease.question).turns[1:],
+                ),
+            ),
             passages=(),
-            turns=(),
         )
 
     async with Rewards.open(Config(rewards=config)) as rewards:

@@ -1,0 +1,196 @@
+"""Calls become the sequences that the engine read and sampled, id for id."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.errors import TooManyCalls
+from actors.gateway.calls import Call
+from actors.gateway.merging import merged
+from actors.policies.base import Completion
+from actors.token_audit import require_recorded
+from replay.codec import MAX_SEQUENCES, MAX_TURNS
+from replay.trajectory import TokenSequence
+from tests.actors.gateway.conversations import Program, program, stammerer
+
+TOKENIZERS = ("qwen_tokenizer", "llama_tokenizer", "demo_tokenizer")
+Told = tuple[float, int] | None  # of a sampled token: its log-prob and version
+
+
+@dataclass
+class Written:
+    """A sequence written out: its ids, what was told of each, and where its turns are malformed."""
+
+    begun: float
+    last: int = 0
+    ids: list[int] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    malformed: list[bool] = field(default_factory=list)
+
+
+def naive(calls: Sequence[Call]) -> list[Written]:
+    """The rule, a token at a time: the longest that a call's prompt begins with, of equal ones the
+    last that was added to; in the order of the first calls' starts."""
+    found: list[Written] = []
+    for number, call in enumerate(calls):
+        prompt, best = call.prompt.tolist(), None
+        for each in found:
+            if prompt[: len(each.ids)] != each.ids:
+                continue
+            if best is None or (len(each.ids), each.last) > (len(best.ids), best.last):
+                best = each
+        if best is None:
+            found.append(best := Written(call.started_at))
+        read = prompt[len(best.ids) :]
+        said = call.completion
+        best.ids += read + said.tokens.tolist()
+        best.told += [None] * len(read)
+        best.told += zip(said.logprobs.tolist(), said.versions.tolist(), strict=True)
+        best.malformed.append(call.malformed)
+        best.last = number
+    return sorted(found, key=lambda each: each.begun)
+
+
+def written(sequence: TokenSequence) -> Written:
+    """The same of a record."""
+    found = Written(sequence.turns[0].started_at, ids=sequence.tokens.tolist())
+    found.told += [None] * len(sequence.prompt_tokens)
+    for turn in sequence.turns:
+        sampled = turn.behaviour_logprobs.tolist(), turn.policy_versions.tolist()
+        found.told += zip(*sampled, strict=True)
+        found.told += [None] * len(turn.observation_tokens)
+        found.malformed.append(turn.malformed)
+    return found
+
+
+def check(made: Callable[[int], Program], seeds: range) -> None:
+    """Compare, and see that all that can happen did."""
+    seen, sizes, several = set[str](), set[int](), 0
+    for seed in seeds:
+        one = made(seed)
+        calls = one.play(14)
+        sequences = merged(calls)
+        expected = [replace(each, last=0) for each in naive(calls)]
+        assert [written(each) for each in sequences] == expected, f"seed {seed}"
+        names = ["", *map(str, range(2, len(sequences) + 1))]
+        assert [each.name for each in sequences] == names
+        require_recorded(sequences, calls)
+        seen |= one.seen
+        sizes.add(len(sequences))
+        several += any(len(each.turns) > 1 for each in sequences)
+    ways = {name for name in vars(Program) if name[1:].endswith(("s", "s_on", "s_again"))}
+    assert seen == ways and {1, 2, 3} <= sizes and several > len(seeds) // 2
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_random_conversations_merge_into_what_was_read_and_sampled(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    check(partial(program, request.getfixturevalue(name)), range(1000 // len(TOKENIZERS)))
+
+
+def test_so_they_do_where_much_continues_by_chance() -> None:
+    check(stammerer, range(400))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_so_do_ten_thousand(request: pytest.FixtureRequest, name: str) -> None:
+    seeds = range(1000, 1001 + 10_000 // len(TOKENIZERS))
+    check(partial(program, request.getfixturevalue(name)), seeds)
+
+
+def ids(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def call(prompt: Sequence[int], *said: int, at: float = 0.0, **fields: Any) -> Call:
+    """A call that took a second."""
+    completion = Completion(
+        ids(*said), np.zeros(len(said), np.float32), np.zeros(len(said), np.int32), "stop"
+    )
+    return Call(ids(*prompt), completion, at, at + 1.0, **fields)
+
+
+def shape(*calls: Call) -> list[tuple[list[int], list[tuple[list[int], list[int]]]]]:
+    """Each sequence's prompt, and its turns' actions and observations."""
+    return [
+        (
+            each.prompt_tokens.tolist(),
+            [
+                (turn.action_tokens.tolist(), turn.observation_tokens.tolist())
+                for turn in each.turns
+            ],
+        )
+        for each in merged(calls)
+    ]
+
+
+def test_a_call_that_goes_on_is_the_next_turn() -> None:
+    found = shape(call([1, 2], 3), call([1, 2, 3, 4, 5], 6), call([1, 2, 3, 4, 5, 6], 7))
+    assert found == [([1, 2], [([3], [4, 5]), ([6], []), ([7], [])])]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 9], [2, 3, 4], [1, 2, 4, 3], [8]])
+def test_what_does_not_go_on_begins_a_sequence(prompt: list[int]) -> None:
+    assert shape(call([1, 2], 3), call(prompt, 6)) == [([1, 2], [([3], [])]), (prompt, [([6], [])])]
+
+
+def test_the_longest_that_fits_goes_on() -> None:
+    calls = call([1], 2), call([1, 2, 9], 3), call([1], 2), call([1, 2, 9, 3], 4)
+    assert [len(turns) for _, turns in shape(*calls)] == [3, 1]
+
+
+def test_of_two_alike_the_one_that_was_told_last_goes_on() -> None:
+    first, second = merged([call([1], 2), call([1], 2, malformed=True), call([1, 2], 5)])
+    assert [turn.malformed for turn in second.turns] == [True, False]
+    assert len(first.turns) == 1 and (first.name, second.name) == ("", "2")
+
+
+def test_sequences_come_in_the_order_in_which_they_were_asked_for() -> None:
+    """A sub-agent's call may end before the first one's."""
+    assert [prompt for prompt, _ in shape(call([7], 8, at=2.0), call([1], 2, at=1.0))] == [[1], [7]]
+
+
+def test_a_turn_has_what_its_call_had() -> None:
+    numbers = np.float32([-1.5, -np.inf]), ids(4, 5)
+    said = Completion(ids(8, 9), *numbers, "stop", first_token_at=99.0)
+    ((turn,),) = (each.turns for each in merged([Call(ids(1), said, 10.0, 12.0, True)]))
+    assert turn.behaviour_logprobs.tolist() == [-1.5, -np.inf] and turn.malformed
+    assert turn.policy_versions.tolist() == [4, 5]
+    assert (turn.started_at, turn.first_token_at, turn.ended_at) == (10.0, 12.0, 12.0)
+    with pytest.raises(ValueError, match="read-only"):
+        turn.action_tokens[0] = 1
+
+
+def test_no_calls_make_no_sequences() -> None:
+    assert merged([]) == ()
+
+
+def test_more_than_a_record_holds_is_refused_by_name() -> None:
+    apart = [call([number], 1) for number in range(MAX_SEQUENCES + 1)]
+    assert len(merged(apart[:-1])) == MAX_SEQUENCES
+    with pytest.raises(TooManyCalls, match=r"257 calls make over 256 sequences.* send a conv"):
+        merged(apart)
+    one = [call([1] * number, 1) for number in range(1, MAX_TURNS + 2)]
+    assert len(merged(one[:-1])[0].turns) == MAX_TURNS
+    with pytest.raises(TooManyCalls, match=r"1025 calls make a sequence of over 1024 turns"):
+        merged(one)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"prompt": ids()}, r"Call.prompt must be int32\[n\], n at least 1, got int32\[0\]"),
+        ({"prompt": np.array([1])}, r"must be int32.* got int64\[1\]"),
+        ({"ended_at": 0.5}, "started at 1.0, ended at 0.5"),
+        ({"ended_at": float("nan")}, "ended at nan"),
+    ],
+)
+def test_a_call_that_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(call([1], 2, at=1.0), **fields)
