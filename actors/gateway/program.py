@@ -19,7 +19,7 @@ import msgspec
 
 from actors.errors import ProgramFailed
 from actors.gateway.warden import ENDED, LATE
-from configs.environment import ProgramConfig
+from configs.environment import PROGRAM, ProgramConfig
 from configs.load import ConfigError
 from configs.schema import Config
 
@@ -277,7 +277,11 @@ def result_of(ended: Ended) -> Result:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError, naming the field, for a program that could not be run."""
+    """Raise ConfigError, naming the field, where the environment is a program that could not be
+    run.
+    """
+    if config.environment.name != PROGRAM:
+        return
     asked, limit_s = config.environment.program, config.actors.rollout_deadline_s
     if asked.deadline_s + asked.grace_s >= limit_s:
         raise ConfigError(
