@@ -38,6 +38,15 @@ class PythonConfig(Section, frozen=True):
     output_bytes: Positive = 20_000  # that are shown
 
 
+class GatewayConfig(Section, frozen=True):
+    """The limits of one session of the gateway (docs/gateway.md)."""
+
+    calls: Positive = 256
+    calls_at_once: Positive = 16
+    messages: Positive = 1024  # of one call
+    body_bytes: Positive = 1_000_000  # of one call
+
+
 class EnvironmentConfig(Section, frozen=True):
     """The environment's name and settings (docs/environments.md). Raises ValueError for a name that
     is none, and for a template without its placeholder.
@@ -51,6 +60,7 @@ class EnvironmentConfig(Section, frozen=True):
     mcp: Annotated[tuple[str, ...], RUNS_CODE] = ()
     visit: VisitConfig = VisitConfig()
     python: PythonConfig = PythonConfig()
+    gateway: GatewayConfig = GatewayConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
     tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
     tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name

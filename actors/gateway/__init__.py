@@ -1,0 +1,1 @@
+"""An OpenAI-compatible endpoint in front of an actor's engine, for programs that roll out."""
