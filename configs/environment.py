@@ -86,6 +86,15 @@ class ProgramConfig(Section, frozen=True):
                 )
 
 
+class GatewayConfig(Section, frozen=True):
+    """The limits of one session of the gateway (docs/gateway.md)."""
+
+    calls: Positive = 256
+    calls_at_once: Positive = 16
+    messages: Positive = 1024  # of one call
+    body_bytes: Positive = 1_000_000  # of one call
+
+
 class EnvironmentConfig(Section, frozen=True):
     """The environment's name and settings (docs/environments.md). Raises ValueError for a name that
     is none, and for a template without its placeholder.
@@ -100,6 +109,7 @@ class EnvironmentConfig(Section, frozen=True):
     visit: VisitConfig = VisitConfig()
     python: PythonConfig = PythonConfig()
     program: ProgramConfig = ProgramConfig()
+    gateway: GatewayConfig = GatewayConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
     tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
     tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name

@@ -19,7 +19,8 @@ from actors.environments.search_r1 import STOP_TAGS
 from actors.errors import BadCompletion, EngineDead, EngineUnusable
 from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
-from actors.policies.vllm import VllmPolicy, first_token_at, own_logprobs, token_versions
+from actors.policies.outputs import first_token_at, own_logprobs, token_versions
+from actors.policies.vllm import VllmPolicy
 from configs.schema import ActorsConfig, Config, ModelConfig
 from weight_sync.protocol import require_done
 
