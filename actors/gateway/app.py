@@ -15,13 +15,14 @@ from actors.gateway.protocol import (
     Refused,
     ResultRequest,
 )
+from retrieval_server.protocol import RetrieveRequest
 
 TITLE = "Forage gateway"
 _schemas, _components = msgspec.json.schema_components(
-    [ChatRequest, CompletionRequest, ResultRequest, ErrorReply],
+    [ChatRequest, CompletionRequest, ResultRequest, RetrieveRequest, ErrorReply],
     ref_template="#/components/schemas/{name}",
 )
-_CHAT, _COMPLETION, _RESULT, _ERROR = _schemas
+_CHAT, _COMPLETION, _RESULT, _SEARCH, _ERROR = _schemas
 _OBJECT = {"type": "object"}
 _REFUSALS = {
     400: "A field is wrong, or cannot be served",
@@ -55,6 +56,7 @@ def create_app(endpoints: Endpoints) -> FastAPI:
     _add(app, "POST", "/v1/chat/completions", chat, "The policy's next message", _CHAT, stream)
     _add(app, "POST", "/v1/completions", text, "What the policy goes on with", _COMPLETION, stream)
     _add(app, "POST", "/v1/result", endpoints.result, "Taken", _RESULT)
+    _add(app, "POST", "/v1/retrieve", endpoints.retrieve, "What each query has found", _SEARCH)
     _add(app, "GET", "/v1/models", endpoints.models, "The one model, whatever it is called")
 
     async def nowhere(request: Request, _: Exception) -> Response:

@@ -85,6 +85,10 @@ class Endpoints:
         """Answer `POST /v1/result`."""
         return await self._answered(request, partial(self._posted, request))
 
+    async def retrieve(self, request: Request) -> Response:
+        """Answer `POST /v1/retrieve`."""
+        return await self._answered(request, partial(self._searched, request))
+
     def refuse(self, refused: Refused) -> Response:
         """Answer a request that is not served."""
         self._refused += 1
@@ -113,6 +117,17 @@ class Endpoints:
         said = decoded(await self._body(request), ResultRequest)
         session.post(Result(said.answer, said.reward))
         return _reply({"object": "result", "answer": said.answer, "reward": said.reward})
+
+    async def _searched(self, request: Request, session: Session) -> Response:
+        if session.searches is None:
+            raise Refused("this session has nothing to search", status=404, code="no_retrieval")
+        work = session.work()
+        try:
+            body = await self._body(request)
+            ends = asyncio.get_running_loop().time() + min(session.left_s, self._deadline_s)
+            return _reply(await _in_time(request, ends, session.searches.answer(body)))
+        finally:
+            work.release()
 
     async def _call(self, request: Request, read: Read, session: Session) -> Response:
         if self.draining:

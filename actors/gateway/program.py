@@ -18,6 +18,8 @@ from typing import Self
 import msgspec
 
 from actors.errors import ProgramFailed
+from actors.gateway.protocol import ResultRequest
+from actors.gateway.sessions import Result
 from actors.gateway.warden import ENDED, LATE
 from configs.environment import PROGRAM, ProgramConfig
 from configs.load import ConfigError
@@ -58,13 +60,6 @@ class Ended(msgspec.Struct, frozen=True):
         how = f"exit status {self.status}" if self.status > 0 else f"signal {-self.status}"
         last = self.errors.strip().rpartition("\n")[2][-_SHOWN:]
         return f"it ended with {how}{f': {last}' if last else ''}"
-
-
-class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a program says at its end: its answer, and what it earns by its own judgement."""
-
-    answer: str | None = None
-    reward: float | None = None
 
 
 class Programs:
@@ -266,14 +261,15 @@ def result_of(ended: Ended) -> Result:
     """
     line = ended.output.strip().rpartition("\n")[2]
     if not line:
-        return Result()
+        return Result(None, None)
     try:
-        return msgspec.json.decode(line, type=Result)
+        said = msgspec.json.decode(line, type=ResultRequest)
     except msgspec.DecodeError as error:
         raise ProgramFailed(
             f"its last line is no result ({error}): {line[:_SHOWN]!r}: print one line of JSON, "
             '{"answer": TEXT, "reward": NUMBER}, at the end'
         ) from error
+    return Result(said.answer, said.reward)
 
 
 def check(config: Config) -> None:

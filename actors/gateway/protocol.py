@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from configs.section import Positive
+from retrieval_server.protocol import RetrieveRequest
 
 MOST_STOPS, MOST_STOP_CHARS = 16, 256
 _INT64 = Meta(ge=-(1 << 63), le=(1 << 63) - 1)
@@ -230,7 +231,7 @@ class Wanted:
     return_ids: bool
 
 
-T = TypeVar("T", ChatRequest, CompletionRequest, ResultRequest)
+T = TypeVar("T", ChatRequest, CompletionRequest, ResultRequest, RetrieveRequest)
 
 
 def decoded(body: bytes, kind: type[T]) -> T:

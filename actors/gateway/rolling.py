@@ -15,7 +15,7 @@ from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Trajectory
 
-Verified = Callable[[Collection[int]], Awaitable[None]]  # waits until weights of these versions are
+Verified = Callable[[Collection[int]], Awaitable[None]]  # waits until these versions are
 
 
 class Roll(Protocol):
@@ -60,17 +60,17 @@ async def rolling(
     programs where the environment is `program`.
     """
     if config.environment.name == PROGRAM:
-        from actors.gateway.rollout import rolling_programs  # a web server, for these alone
+        from actors.gateway.rollout import ProgramRollouts  # a web server, for these alone
 
-        async with rolling_programs(
+        async with ProgramRollouts.open(
             config,
             policy=policy,
             prompter=prompter,
             rewards=rewards,
             actor_id=actor_id,
             verified=verified,
-        ) as rollouts:
-            yield rollouts
+        ) as programs:
+            yield Rollouts(programs.roll, (programs,))
         return
     audit = TokenAudit(prompter, config)
 

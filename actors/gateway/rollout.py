@@ -12,15 +12,17 @@ import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
 
 import msgspec
 
+from actors.environments import registry
 from actors.environments.base import Retriever
 from actors.errors import ProgramFailed
 from actors.gateway.calls import Call
+from actors.gateway.completing import Verified
 from actors.gateway.merging import merged
 from actors.gateway.program import Ended, Programs, result_of
-from actors.gateway.rolling import Rollouts, Verified
 from actors.gateway.searches import SessionSearches, with_reward, with_searches
 from actors.gateway.server import Gateway
 from actors.gateway.sessions import Result, Session
@@ -37,36 +39,34 @@ from replay.trajectory import StopReason, TokenSequence, Trajectory
 logger = logging.getLogger(__name__)
 
 
-@asynccontextmanager
-async def rolling_programs(
-    config: Config,
-    *,
-    policy: Policy,
-    prompter: Prompter,
-    rewards: Rewards,
-    actor_id: str,
-    verified: Verified,
-) -> AsyncIterator[Rollouts]:
-    """Open a gateway, and what runs programs that call it; close both at the end."""
-    audit = TokenAudit(prompter, config)
-    async with AsyncExitStack() as stack:
-        gateway = await Gateway.start(policy, prompter, config, verified)
-        stack.push_async_callback(gateway.close)
-        programs = await stack.enter_async_context(Programs(config.environment.program))
-        made = ProgramRollouts(
-            gateway,
-            programs,
-            prompter=prompter,
-            rewards=rewards,
-            config=config,
-            actor_id=actor_id,
-            audit=audit,
-        )
-        yield Rollouts(made.roll, (audit, gateway, programs, made))
-
-
 class ProgramRollouts:
-    """Rolls leases out by programs; counts how their calls merged."""
+    """Rolls leases out by programs that call a gateway; counts how their calls merged."""
+
+    @classmethod
+    @asynccontextmanager
+    async def open(
+        cls,
+        config: Config,
+        *,
+        policy: Policy,
+        prompter: Prompter,
+        rewards: Rewards,
+        actor_id: str,
+        verified: Verified,
+    ) -> AsyncIterator[Self]:
+        """Start a gateway, and make what runs programs; end both. Raises ActorError."""
+        async with AsyncExitStack() as stack:
+            gateway = await Gateway.start(policy, prompter, config, verified)
+            stack.push_async_callback(gateway.close)
+            programs = await stack.enter_async_context(Programs(config.environment.program))
+            yield cls(
+                gateway,
+                programs,
+                prompter=prompter,
+                rewards=rewards,
+                config=config,
+                actor_id=actor_id,
+            )
 
     def __init__(
         self,
@@ -77,12 +77,12 @@ class ProgramRollouts:
         rewards: Rewards,
         config: Config,
         actor_id: str,
-        audit: TokenAudit,
     ) -> None:
         self._gateway, self._programs, self._prompter = gateway, programs, prompter
         self._rewards, self._config, self._actor_id = rewards, config, actor_id
-        self._audit = audit
+        self._audit = TokenAudit(prompter, config)
         self._ends = end_tokens(prompter, config.model.path)
+        self._has_search = registry.searches(config)
         self._rolled_out = self._whole = self._sequences = self._calls = 0
         self._told = False
 
@@ -90,7 +90,8 @@ class ProgramRollouts:
         """Roll a lease out. Raises ActorError or RetrievalError, no fault of the policy's."""
         began = time.perf_counter()
         searches = SessionSearches(retriever, self._config.retrieval.top_k)
-        session = self._gateway.open(lease, searches)
+        session = self._gateway.open(lease)  # it waits for its turn: no deadline but the rollout's
+        session.searches = searches if self._has_search else None
         try:
             ended = await self._programs.run(_question(lease), self._given(session))
         finally:
@@ -109,11 +110,12 @@ class ProgramRollouts:
         return msgspec.structs.replace(trajectory, timings=timings)
 
     def gauges(self) -> dict[str, float]:
-        """Return what the calls of the rollouts so far came to; `merged_whole`: the share of those
-        that are one sequence.
+        """Return the numbers of gateway and programs, and the means of a rollout so far;
+        `merged_whole`: the share of rollouts that are one sequence.
         """
         count = max(self._rolled_out, 1)
-        return {
+        sources = (self._audit, self._gateway, self._programs)
+        return {name: value for each in sources for name, value in each.gauges().items()} | {
             "actor/program_calls": self._calls / count,
             "actor/program_sequences": self._sequences / count,
             "actor/merged_whole": self._whole / count,
@@ -123,21 +125,19 @@ class ProgramRollouts:
         """The variables that a program finds its session by."""
         url = self._gateway.url
         given = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": session.key}
-        has_search = self._config.starts_retrieval_server or (
-            not self._config.retrieval.has_own_server
-        )
-        return given | ({"FORAGE_RETRIEVAL_URL": f"{url}/retrieve"} if has_search else {})
+        return given | ({"FORAGE_RETRIEVAL_URL": f"{url}/retrieve"} if self._has_search else {})
 
     def _result(self, session: Session, ended: Ended) -> Result:
         """What the program came to: as it posted, else as it printed. Raises ProgramFailed, or what
-        the policy met that kept it from an answer.
+        policy or retrieval met that kept it from an answer.
         """
         asked = self._config.environment.program
         fault, said = ended.fault(asked), session.result
         if said is None and not fault:
             said = result_of(ended)
-        if session.fault is not None and (said is None or said.answer is None):
-            raise session.fault
+        met = session.fault or (session.searches.fault if session.searches else None)
+        if met is not None and (said is None or said.answer is None):
+            raise met
         if said is None and asked.failures == "fail":
             raise ProgramFailed(fault)
         if not session.calls:

@@ -9,16 +9,14 @@ from typing import Any
 import msgspec
 
 from actors.environments.base import Retriever, search_records
+from actors.gateway.protocol import Refused, decoded
 from replay.codec import MAX_SEARCHES
 from replay.trajectory import Search, TokenSequence
 from retrieval_server.protocol import (
-    ALLOWED,
     BadQuery,
     Document,
-    NotRecorded,
     Passage,
     PlainReply,
-    Refusal,
     RetrievalError,
     RetrieveRequest,
     ScoredDocument,
@@ -27,7 +25,6 @@ from retrieval_server.protocol import (
 
 Made = tuple[float, Search]  # a search, and when its queries were answered
 _Place = tuple[int, int]  # of a turn: its sequence, and its number there
-_encoder = msgspec.json.Encoder()
 
 
 class SessionSearches:
@@ -41,25 +38,22 @@ class SessionSearches:
         self.passages: list[Passage] = []
         self.fault: RetrievalError | None = None
 
-    async def answer(self, body: bytes) -> tuple[int, bytes]:
-        """Return the status and the body of the reply to a request's body."""
-        try:
-            asked = msgspec.json.decode(body, type=RetrieveRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _refusal(422, f"{error}; {ALLOWED}")
-        queries = asked.wanted
+    async def answer(self, body: bytes) -> PlainReply | ScoredReply:
+        """Answer a request's body. Raises Refused."""
+        asked = decoded(body, RetrieveRequest)
         top_k = self._top_k if asked.topk is None else asked.topk
-        if not queries or not top_k:
-            return _reply([[] for _ in queries], asked.return_scores)
+        if not asked.wanted or not top_k:
+            return _reply([[] for _ in asked.wanted], asked.return_scores)
         started = time.perf_counter()
         try:
-            found = await self._retriever.retrieve(queries, top_k)
+            found = await self._retriever.retrieve(asked.wanted, top_k)
         except BadQuery as error:
-            return _refusal(422, str(error))
+            raise Refused(str(error), param="queries") from error
         except RetrievalError as error:
             self.fault = self.fault or error
-            return _refusal(503 if not isinstance(error, NotRecorded) else 404, str(error))
-        records = search_records(queries, found, time.perf_counter() - started)
+            said = f"{type(error).__name__}: {error}"
+            raise Refused(said, status=503, code="retrieval_failed") from error
+        records = search_records(asked.wanted, found, time.perf_counter() - started)
         self.made += [(time.time(), each) for each in records]
         self.passages += [passage for group in found for passage in group]
         return _reply(found, asked.return_scores)
@@ -114,19 +108,13 @@ def _changed(
     )
 
 
-def _reply(found: Sequence[Sequence[Passage]], scores: bool) -> tuple[int, bytes]:
+def _reply(found: Sequence[Sequence[Passage]], scores: bool) -> PlainReply | ScoredReply:
     groups = [[Document(each.id, each.contents) for each in group] for group in found]
     if not scores:
-        return 200, _encoder.encode(PlainReply(groups))
-    scored = [
+        return PlainReply(groups)
+    return ScoredReply(
         [
-            ScoredDocument(document, passage.score)
-            for document, passage in zip(group, passages, strict=True)
+            [ScoredDocument(shown, each.score) for shown, each in zip(group, row, strict=True)]
+            for group, row in zip(groups, found, strict=True)
         ]
-        for group, passages in zip(groups, found, strict=True)
-    ]
-    return 200, _encoder.encode(ScoredReply(scored))
-
-
-def _refusal(status: int, said: str) -> tuple[int, bytes]:
-    return status, _encoder.encode(Refusal(said))
+    )

@@ -15,6 +15,7 @@ from actors.errors import ActorError
 from actors.gateway.calls import Call
 from actors.gateway.history import History
 from actors.gateway.protocol import Refused
+from actors.gateway.searches import SessionSearches
 from configs.environment import GatewayConfig
 from replay.protocol import Lease
 
@@ -51,7 +52,8 @@ class Work:
 class Session:
     """One lease as a program sees it. `key`: the secret that its calls show; `fault`: the first
     error of policy or weights that a call of it met, which is none of the program's; `free`: a
-    call's own temperature and seed hold, where it gives them, and not the lease's.
+    call's own temperature and seed hold, where it gives them, and not the lease's; `searches`: what
+    answers its searches, where there is something to search.
     """
 
     def __init__(self, lease: Lease, limits: GatewayConfig, deadline_s: float, free: bool) -> None:
@@ -59,6 +61,7 @@ class Session:
         self.lease, self.free, self.history = lease, free, History()
         self.result: Result | None = None
         self.fault: ActorError | None = None
+        self.searches: SessionSearches | None = None
         self.begun = 0  # calls
         self._limits, self._ends = limits, time.monotonic() + deadline_s
         self._calls: list[Call] = []

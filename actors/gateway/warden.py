@@ -98,7 +98,7 @@ class Warden:
                     os.killpg(pid, signal.SIGKILL if asked else signal.SIGTERM)
                 ends, asked = time.monotonic() + grace_s, True
                 continue
-            watched = [wakes, *self._open, *([] if cause else [self._connection])]
+            watched = [wakes, *self._open] + [self._connection.fileno()] * (not cause)
             if wakes in select.select(watched, [], [], left_s)[0]:
                 os.read(wakes, 1024)
             self._read()

@@ -3,28 +3,29 @@
 import json
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from actors.gateway.protocol import Refused
 from actors.gateway.searches import SessionSearches, with_reward, with_searches
 from replay.trajectory import Search, TokenSequence, Turn
 from retrieval_server.protocol import BadQuery, RetrievalUnavailable
 from tests.actors.conftest import PASSAGES, FixedRetriever
 
 
-async def asked(searches: SessionSearches, **body: Any) -> tuple[int, Any]:
-    status, reply = await searches.answer(json.dumps(body).encode())
-    return status, json.loads(reply)
+async def asked(searches: SessionSearches, **body: Any) -> Any:
+    reply = await searches.answer(json.dumps(body).encode())
+    return msgspec.to_builtins(reply)["result"]
 
 
 async def test_a_search_is_answered_as_search_r1_s_server_does() -> None:
     searches = SessionSearches(FixedRetriever(), top_k=2)
-    status, reply = await asked(searches, queries=["a", "b"])
-    assert status == 200 and [len(group) for group in reply["result"]] == [2, 2]
-    assert reply["result"][0][0] == {"id": "p0", "contents": PASSAGES[0].contents}
-    status, reply = await asked(searches, queries=["c"], topk=1, return_scores=True)
-    assert reply["result"][0] == [
-        {"document": {"id": "p0", "contents": PASSAGES[0].contents}, "score": 1.0}
+    found = await asked(searches, queries=["a", "b"])
+    assert [len(group) for group in found] == [2, 2]
+    assert found[0][0] == {"id": "p0", "contents": PASSAGES[0].contents}
+    assert await asked(searches, query="c", topk=1, return_scores=True) == [
+        [{"document": {"id": "p0", "contents": PASSAGES[0].contents}, "score": 1.0}]
     ]
     assert [each.query for _, each in searches.made] == ["a", "b", "c"]
     assert searches.made[2][1].passage_ids == ("p0",) and len(searches.passages) == 5
@@ -32,21 +33,23 @@ async def test_a_search_is_answered_as_search_r1_s_server_does() -> None:
 
 @pytest.mark.parametrize(
     ("error", "status", "is_fault"),
-    [(RetrievalUnavailable("down"), 503, True), (BadQuery("too long"), 422, False)],
+    [(RetrievalUnavailable("down"), 503, True), (BadQuery("too long"), 400, False)],
 )
 async def test_a_search_that_fails_is_told_and_whose_fault_it_is(
     error: Exception, status: int, is_fault: bool
 ) -> None:
     searches = SessionSearches(FixedRetriever(error=error), top_k=2)
-    found, reply = await asked(searches, query="a")
-    assert (found, reply) == (status, {"detail": str(error)})
-    assert (searches.fault is error) is is_fault and searches.made == []
+    with pytest.raises(Refused, match=str(error)) as raised:
+        await asked(searches, query="a")
+    assert raised.value.status == status and (searches.fault is error) is is_fault
+    assert searches.made == []
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"queries": "a"}', b'{"query": "a", "topk": 0}'])
 async def test_a_request_that_is_none_is_refused(body: bytes) -> None:
-    status, reply = await SessionSearches(FixedRetriever(), top_k=2).answer(body)
-    assert status == 422 and b"allowed: `queries`" in reply
+    with pytest.raises(Refused) as raised:
+        await SessionSearches(FixedRetriever(), top_k=2).answer(body)
+    assert raised.value.status == 400
 
 
 def turn(ended_at: float) -> Turn:
