@@ -29,7 +29,8 @@ _ROUNDS = 500  # of killing, until nothing is left of a program
 _ROUND_S = 0.01
 _PIECE_BYTES, _PIECES = 1 << 16, 64
 ENDED, LATE, STOPPED = "ended", "late", "stopped"
-_OURS = (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ)  # handled otherwise here
+_OURS = (signal.SIGCHLD, signal.SIGINT)  # handled otherwise here than by a program
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 Function = Callable[[dict[str, Any]], Any]
 
 
@@ -141,7 +142,8 @@ class Beginning:
         """Become the program."""
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for number in _OURS:
+        command = self._request["command"]
+        for number in (*_OURS, *(_IGNORED_BY_PYTHON if command else ())):
             signal.signal(number, signal.SIG_DFL)
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != self._parent:
@@ -151,7 +153,6 @@ class Beginning:
         os.chdir(self._folder)
         self._limit()
         environment = {**self._request["environment"], "TMPDIR": self._folder}
-        command = self._request["command"]
         if command:
             try:
                 os.execvpe(command[0], command, environment)
