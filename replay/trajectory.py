@@ -123,7 +123,7 @@ _TURN_NUMBERS = ("reward", "started_at", "first_token_at", "ended_at")
 
 class TokenSequence(msgspec.Struct, frozen=True, eq=False):
     """One stream of tokens through the policy: a prompt, int32[P], and the turns that continue it,
-    each exactly what came before it and more. `name`: whose it is, where a rollout has several.
+    each exactly what came before it and more. `name`: which it is, where a rollout has several.
 
     Raises ValueError where either is empty, or the prompt has another dtype.
     """
@@ -149,6 +149,12 @@ class TokenSequence(msgspec.Struct, frozen=True, eq=False):
         for turn in self.turns:
             parts += [turn.action_tokens, turn.observation_tokens]
         return np.concatenate(parts)
+
+    @property
+    def version_span(self) -> tuple[int, int]:
+        """The oldest and the newest policy version among the sampled tokens."""
+        versions = np.concatenate([turn.policy_versions for turn in self.turns])
+        return int(versions.min()), int(versions.max())
 
 
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
@@ -228,8 +234,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     @property
     def version_span(self) -> tuple[int, int]:
         """The oldest and the newest policy version among the sampled tokens."""
-        versions = np.concatenate([turn.policy_versions for turn in self.turns])
-        return int(versions.min()), int(versions.max())
+        spans = [sequence.version_span for sequence in self.sequences]
+        return min(oldest for oldest, _ in spans), max(newest for _, newest in spans)
 
 
 def _require_ids(name: str, tokens: NDArray[np.int32]) -> None:

@@ -15,7 +15,7 @@ class Call:
     `malformed`: what it sampled could not be read. Seconds since the epoch: `started_at`, when it
     was asked for; `ended_at`, when it was whole.
 
-    Raises ValueError where the prompt is empty or of another dtype, or the end before the start.
+    Raises ValueError where the prompt is empty or of another dtype.
     """
 
     prompt: Tokens
@@ -28,8 +28,6 @@ class Call:
         if self.prompt.dtype != np.int32 or self.prompt.ndim != 1 or not len(self.prompt):
             found = f"{self.prompt.dtype}{list(self.prompt.shape)!r}"
             raise ValueError(f"Call.prompt must be int32[n], n at least 1, got {found}")
-        if not self.started_at <= self.ended_at:
-            raise ValueError(f"Call: started at {self.started_at}, ended at {self.ended_at}")
 
     def turn(self, observation: Tokens) -> Turn:
         """Return the turn that it is on record: what was sampled, and what was read after it."""

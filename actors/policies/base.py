@@ -54,9 +54,9 @@ class Completion:
 
     def stamps(self, started_at: float, ended_at: float) -> tuple[float, float, float]:
         """When it was asked for, had its first token and was whole: in their order, though two
-        clocks tell them.
+        clocks tell them, and one may have been set back.
         """
-        first = self.first_token_at
+        first, ended_at = self.first_token_at, max(started_at, ended_at)
         return started_at, first and min(max(first, started_at), ended_at), ended_at
 
 

@@ -45,6 +45,7 @@ class Recent:
     """Sums over train trajectories delivered and train groups closed since the last batch."""
 
     rollouts: int = 0
+    whole: int = 0  # of one sequence
     scored: int = 0
     reward: float = 0.0
     searches: int = 0
@@ -56,6 +57,7 @@ class Recent:
     def take(self, summary: Summary) -> None:
         """Count one delivered train trajectory."""
         self.rollouts += 1
+        self.whole += summary.sequences == 1
         self.searches += summary.searches
         self.turns += summary.turns
         self.malformed += summary.malformed
@@ -67,6 +69,7 @@ class Recent:
         """Return means, by metric name."""
         ratios = {
             "actor/reward": (self.reward, self.scored),
+            "actor/merged_whole": (self.whole, self.rollouts),
             "actor/searches_per_rollout": (self.searches, self.rollouts),
             "actor/malformed_fraction": (self.malformed, self.turns),
             "replay/no_signal_fraction": (self.no_signal, self.closed),

@@ -21,7 +21,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that replay needs to know of a trajectory without decoding it again.
 
     `reward` None means unscorable, by `reward_cause`; `malformed` of `turns` actions were
-    malformed; versions are those of the sampled tokens.
+    malformed; versions are those of the sampled tokens; the turns are those of all `sequences`.
     """
 
     group_id: int
@@ -36,6 +36,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     oldest_version: int
     newest_version: int
     reward_cause: str = ""
+    sequences: int = 1
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ def summarise(trajectory: Trajectory) -> Summary:
         oldest_version=oldest_version,
         newest_version=newest_version,
         reward_cause=trajectory.reward_cause,
+        sequences=len(trajectory.sequences),
     )
 
 
@@ -93,6 +95,7 @@ def _summarise(wire: WireTrajectory) -> Summary:
         action_tokens=len(versions) // _VERSION.itemsize,
         oldest_version=oldest,
         newest_version=newest,
+        sequences=len(wire.sequences),
     )
 
 

@@ -168,6 +168,12 @@ class Engines:
         rollout.context += turn.action
         rollout.fresh = turn.observation
         rollout.turn += 1
+        if (
+            rollout.turn < len(rollout.shape.turns)
+            and (following := rollout.shape.turns[rollout.turn]).prompt
+        ):
+            rollout.context = following.known
+            rollout.fresh = following.prompt - following.known
         if engine.waiting:
             self._seat(engine, heappop(engine.waiting))
         return rollout

@@ -13,7 +13,7 @@ from replay.codec import decode_trajectory
 from replay.log.event_log import read
 from replay.log.records import Delivered
 from replay.protocol import ReplayError
-from replay.trajectory import Trajectory
+from replay.trajectory import TokenSequence, Trajectory
 from scripts.plan.workload import Latency, Shape, Turn, Workload
 from scripts.runs.log import log_of
 
@@ -53,33 +53,42 @@ def workload_of_groups(
 def shapes_of(group: Sequence[Trajectory], block: int) -> list[Shape]:
     """What the rollouts of a group looked like; who asked the same has the same `query`."""
     queries: dict[tuple[str, ...], int] = {}
-    contexts = [contexts_of(rollout) for rollout in group]
+    wholes = [[sequence.tokens for sequence in rollout.sequences] for rollout in group]
     found = []
     for number, rollout in enumerate(group):
-        others = [last for n, (*_, last) in enumerate(contexts) if n != number]
-        turns = []
-        for turn, context in zip(rollout.turns, contexts[number], strict=False):
-            asked = tuple(search.query for search in turn.searches if search.status != "skipped")
-            shared = max((common(context, other) for other in others), default=0)
-            turns.append(
-                Turn(
-                    len(turn.action_tokens),
-                    len(turn.observation_tokens),
-                    bool(asked),
-                    queries.setdefault(asked, len(queries) + 1) if asked else 0,
-                    shared // block * block,
+        others = [each for n, of in enumerate(wholes) if n != number for each in of]
+        turns = list[Turn]()
+        for place, sequence in enumerate(rollout.sequences):
+            known = _shared(sequence.prompt_tokens, wholes[number][:place], block)
+            prompt = len(sequence.prompt_tokens) if place else 0
+            for turn, context in zip(sequence.turns, contexts_of(sequence), strict=True):
+                asked = tuple(s.query for s in turn.searches if s.status != "skipped")
+                turns.append(
+                    Turn(
+                        len(turn.action_tokens),
+                        len(turn.observation_tokens),
+                        bool(asked),
+                        queries.setdefault(asked, len(queries) + 1) if asked else 0,
+                        _shared(context, others, block),
+                        prompt,
+                        known,
+                    )
                 )
-            )
+                prompt = known = 0
         found.append(Shape(len(rollout.prompt_tokens), tuple(turns)))
     return found
 
 
-def contexts_of(rollout: Trajectory) -> list[NDArray[np.int32]]:
-    """The token ids before each turn of a rollout, and those of all of it."""
-    turns = ([turn.action_tokens, turn.observation_tokens] for turn in rollout.turns)
-    pieces = [rollout.prompt_tokens, *(np.concatenate(pair) for pair in turns)]
-    whole = np.concatenate(pieces)
-    return [whole[:end] for end in np.cumsum([len(piece) for piece in pieces])]
+def contexts_of(sequence: TokenSequence) -> list[NDArray[np.int32]]:
+    """The token ids before each turn of a sequence."""
+    parts = [(turn.action_tokens, turn.observation_tokens) for turn in sequence.turns[:-1]]
+    lengths = [len(sequence.prompt_tokens), *(len(one) + len(two) for one, two in parts)]
+    return [sequence.tokens[:end] for end in np.cumsum(lengths)]
+
+
+def _shared(context: NDArray[np.int32], others: Iterable[NDArray[np.int32]], block: int) -> int:
+    """How many tokens of a context any of the others begins with, in whole blocks."""
+    return max((common(context, other) for other in others), default=0) // block * block
 
 
 def common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:

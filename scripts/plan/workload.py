@@ -22,6 +22,8 @@ class Turn(NamedTuple):
     """Tokens sampled, tokens read after them, and whether they come of a search. Siblings whose
     turns have one `query`, other than 0, ask the same and are answered together. `shared`: tokens
     of the context before it that a sibling's begins with too, in whole blocks of the cache.
+    `prompt`, other than 0: it begins another sequence of its rollout, with a prompt of so many
+    tokens, of which an earlier one began with the `known` first, in whole blocks.
     """
 
     action: int
@@ -29,10 +31,12 @@ class Turn(NamedTuple):
     searches: bool = False
     query: int = 0
     shared: int = 0
+    prompt: int = 0
+    known: int = 0
 
 
 class Shape(NamedTuple):
-    """A rollout: its prompt's tokens and its turns."""
+    """A rollout: its first prompt's tokens and its turns, sequence after sequence."""
 
     prompt: int
     turns: tuple[Turn, ...]
@@ -44,8 +48,10 @@ class Shape(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the whole context, as the learner reads it."""
-        return self.prompt + sum(turn.action + turn.observation for turn in self.turns)
+        """Tokens of all its sequences, as the learner reads them."""
+        return self.prompt + sum(
+            turn.prompt + turn.action + turn.observation for turn in self.turns
+        )
 
     @property
     def searches(self) -> int:
@@ -126,6 +132,8 @@ class Workload:
         for shape in self.shapes:
             context, own = shape.prompt, 0
             for turn in shape.turns:
+                if turn.prompt:
+                    context, own = turn.prompt, turn.known
                 total += context - max(own, turn.shared * by_others)
                 own = context = context + turn.action
                 own = own // block * block
@@ -151,6 +159,7 @@ class Workload:
 def _held(shape: Shape) -> float:
     context, held = shape.prompt, 0.0
     for turn in shape.turns:
+        context = turn.prompt or context
         held += turn.action * (context + turn.action / 2)
         context += turn.action + turn.observation
     return held

@@ -80,6 +80,10 @@ def show(books: Audit, console: Console) -> None:
     decoded, gone = (books.payloads[each] for each in ("decoded", "compacted away"))
     without = f"; {gone:,} were compacted away, and are believed" if gone else ""
     console.print(f"{books.records:,} records, {decoded:,} payloads decoded{without}")
+    rollouts, sequences, whole = summary["merging"].values()
+    if sequences > rollouts:
+        share = f"{100 * whole:.1f} % have one"
+        console.print(f"{rollouts:,} rollouts have {sequences:,} sequences; {share}")
     verdict = "[red]the books do not close" if books.fault_count else "[green]the books close"
     age = "" if books.staleness_max is None else f", at most {books.staleness_max} steps old"
     steps = f"{summary['steps']} steps sampled, committed up to {books.committed}"

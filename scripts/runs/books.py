@@ -38,6 +38,7 @@ class Audit:
         self.leases: Counter[str] = Counter()  # by how they ended
         self.deliveries: Counter[str] = Counter()
         self.payloads: Counter[str] = Counter()
+        self._rollouts = self._sequences = self._whole = 0
         self.dropped: dict[facts.Kind, Counter[str]] = {"train": Counter(), "eval": Counter()}
         self.torn, self.token_mismatches = "", 0
         self.stop_cause, self.replay_restarts, self.records = "", 0, 0
@@ -175,6 +176,9 @@ class Audit:
         checked = delivery_book.check(fact, group, self._expected(group, fact.sibling))
         self.payloads["compacted away" if fact.compacted else "decoded"] += 1
         self._all(f"{_name(fact)}: {wrong}" for wrong in checked.faults)
+        self._rollouts += 1
+        self._sequences += checked.summary.sequences
+        self._whole += checked.summary.sequences == 1
         if group is not None:
             group.rollouts[fact.sibling] = checked.summary
             if checked.reference is not None and group.reference is None:
@@ -298,6 +302,11 @@ class Audit:
             "faults": self.fault_count,
             "records": self.records,
             "payloads": dict(self.payloads),
+            "merging": {
+                "rollouts": self._rollouts,
+                "sequences": self._sequences,
+                "merged whole": self._whole / self._rollouts if self._rollouts else None,
+            },
             "leases": dict(self.leases) | {"held": len(self._held)},
             "deliveries": dict(self.deliveries),
             "train_groups": {

@@ -89,9 +89,13 @@ def _of_group(fact: Delivered, rollout: Rollout, group: Group) -> Iterator[str]:
         yield _differs("question_id", group.question.id, found.question_id)
     if found.kind != group.kind:
         yield _differs("kind", group.kind, found.kind)
-    if group.kind == "train" and found.oldest_version < group.version:
+    if group.kind == "train":
         version = group.version
-        yield f"oldest_version: {found.oldest_version} in a group opened under {version}"
+        yield from (
+            f"{where}oldest_version: {oldest} in a group opened under {version}"
+            for where, oldest, _ in _spans(rollout)
+            if oldest < version
+        )
     granted = group.granted.get((fact.actor_id, fact.sibling))
     if granted and rollout.attempt not in granted:
         yield _differs("attempt", " or ".join(map(str, sorted(granted))), rollout.attempt)
@@ -100,13 +104,21 @@ def _of_group(fact: Delivered, rollout: Rollout, group: Group) -> Iterator[str]:
 
 
 def _of_run(rollout: Rollout, group: Group, expected: Expected) -> Iterator[str]:
-    newest = rollout.summary.newest_version
-    if rollout.summary.oldest_version < 0 or newest > expected.newest:
-        yield f"newest_version: {newest}, and no step beyond {expected.newest} was sampled"
+    yield from (
+        f"{where}newest_version: {newest}, and no step beyond {expected.newest} was sampled"
+        for where, oldest, newest in _spans(rollout)
+        if oldest < 0 or newest > expected.newest
+    )
     if rollout.seed != expected.seed:
         yield _differs("seed", expected.seed, rollout.seed)
     if expected.temperature not in (None, rollout.temperature):
         yield _differs("temperature", expected.temperature, rollout.temperature)
+
+
+def _spans(rollout: Rollout) -> Iterator[tuple[str, int, int]]:
+    """Each sequence's oldest and newest version, behind its place where there are several."""
+    for place, (oldest, newest) in enumerate(rollout.spans):
+        yield f"sequences[{place}]: " if len(rollout.spans) > 1 else "", oldest, newest
 
 
 def _differs(name: str, said: object, found: object) -> str:

@@ -20,7 +20,7 @@ from replay.codec import decode_trajectory
 from replay.log.event_log import read
 from replay.log.history import GroupHistory
 from replay.log.records import Delivered, Sampled
-from replay.trajectory import Question, Trajectory
+from replay.trajectory import Question, TokenSequence, Trajectory
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
 from scripts.setup.resolve import run_config
@@ -118,19 +118,18 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
         return clean(text)
 
     trained = f"trained step {step}" if step is not None else trajectory.kind
-    span = f"version {trajectory.oldest_version}"
-    if trajectory.newest_version != trajectory.oldest_version:
-        span += f"-{trajectory.newest_version}"
+    several = len(trajectory.sequences)
+    who = trajectory.actor_id + (f", {several} sequences" if several > 1 else "")
     head = (
         f"question {question.id} (group {trajectory.group_id}, sibling {trajectory.sibling}, "
         f"{trained}, "
-        f"{span}, {trajectory.actor_id}): {trajectory.stop_reason.value}, {_earned(trajectory)}, "
+        f"{_versions(trajectory)}, {who}): {trajectory.stop_reason.value}, {_earned(trajectory)}, "
         f"expected {' | '.join(question.answers)}\n"
     )
     text = Text(clean(head), style="bold")
-    for sequence in trajectory.sequences:
-        if len(trajectory.sequences) > 1:
-            text.append(f"[{clean(sequence.name)}]\n", style="bold")
+    for place, sequence in enumerate(trajectory.sequences, 1):
+        if several > 1:
+            text.append(clean(_title(sequence, place, several)), style="bold")
         text.append(words(sequence.prompt_tokens))
         for turn in sequence.turns:
             text.append(" " + words(turn.action_tokens), style="green")
@@ -139,6 +138,18 @@ def render(shown: Shown, tokenizer: Tokenizer) -> Text:
                 text.append(" " + words(turn.observation_tokens), style=style)
         text.append("\n")
     return text
+
+
+def _versions(of: Trajectory | TokenSequence) -> str:
+    oldest, newest = of.version_span
+    return f"version {oldest}" + (f"-{newest}" if newest != oldest else "")
+
+
+def _title(sequence: TokenSequence, place: int, several: int) -> str:
+    turns = len(sequence.turns)
+    name = f", {sequence.name}" if sequence.name not in ("", str(place)) else ""
+    told = f"{turns} turn{'s' * (turns != 1)}, {_versions(sequence)}"
+    return f"[sequence {place} of {several}{name}: {told}]\n"
 
 
 def _earned(trajectory: Trajectory) -> str:

@@ -48,6 +48,7 @@ class RunFold:
         self._first_lease = self._last_report = 0.0
         self.delivered_tokens = self._tokens = 0  # up to the last report, and so far
         self.trajectories_trained = self.tokens_trained = self.steps = 0
+        self.merged_whole = 0  # trained rollouts of one sequence
         self.staleness_sum = 0
         self.staleness_max: int | None = None
         self._groups = GroupHistory()
@@ -110,6 +111,7 @@ class RunFold:
             for fact in delivered:
                 tokens, versions, first = _versions(fact)
                 self.trajectories_trained += 1
+                self.merged_whole += fact.summary.sequences == 1
                 self.tokens_trained += tokens
                 self.staleness_sum += (record.step - 1) * tokens - versions
                 oldest.append(first)
@@ -155,6 +157,7 @@ def build(
         "actors": config.actors.count,
         "trajectories_trained": fold.trajectories_trained,
         "tokens_trained": fold.tokens_trained,
+        "merged_whole": _ratio(fold.merged_whole, fold.trajectories_trained, 4),
         "rollout_tokens_per_s": _ratio(fold.delivered_tokens, train_wall_s),
         "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
         "staleness_max": fold.staleness_max,

@@ -195,9 +195,12 @@ def trajectory() -> Callable[..., Trajectory]:
 
 @pytest.fixture(scope="session")
 def batch(trajectory: Callable[..., Trajectory]) -> Callable[..., Batch]:
-    """Batches of groups of three; only the first sibling earns 1: every group has signal."""
+    """Batches of groups of three; only the first sibling earns 1: every group has signal. Sibling i
+    has i mod `sequences` sequences more than one."""
 
-    def make(step: int = 1, version: int = 0, groups: int = 2, seed: int = 0) -> Batch:
+    def make(
+        step: int = 1, version: int = 0, groups: int = 2, seed: int = 0, sequences: int = 1
+    ) -> Batch:
         ids = tuple(range(1, groups + 1))
         payloads = tuple(
             tuple(
@@ -205,6 +208,7 @@ def batch(trajectory: Callable[..., Trajectory]) -> Callable[..., Batch]:
                     trajectory(
                         seed + 100 * step + 10 * group + sibling,
                         version,
+                        1 + sibling % sequences,
                         group_id=group,
                         sibling=sibling,
                         reward=float(sibling == 0),

@@ -1,6 +1,7 @@
 """One optimiser step against the algorithm written out, and what must not change its gradient."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,43 +44,64 @@ def away_from_its_average(engine: Any, ema: Ema) -> None:
 
 
 def naive_loss(model: Any, average: Any, given: Batch, config: Config) -> Tensor:
-    """The whole objective, one trajectory at a time, from the formula."""
-    total, count = torch.zeros(()), 0
+    """The whole objective, one rollout at a time, from the formula."""
+    sums, counts = [], []
     for group in given.groups:
         records = [decode_trajectory(payload) for payload in group]
         rewards = torch.tensor([record.reward for record in records])
-        for record, credit in zip(
-            records, (rewards - rewards.mean()) / (rewards.std() + 1e-6), strict=True
-        ):
-            tokens = torch.tensor(record.sequences[0].tokens.tolist())
-            current, proximal = (
-                (m(input_ids=tokens[None]).logits[0] / 0.7).log_softmax(-1)
-                for m in (model, average)
-            )
-            t = len(record.prompt_tokens)
-            for turn in record.turns:
-                for token, behaviour in zip(
-                    turn.action_tokens, turn.behaviour_logprobs, strict=True
-                ):
-                    lp, lo = current[t - 1, token], proximal[t - 1, token].detach()
-                    ratio = (lp - lo).exp()
-                    weight = min(float((lo - float(behaviour)).exp()), 2.0)
-                    clipped = ratio.clamp(0.8, 1.28)
-                    total = total - weight * torch.minimum(ratio * credit, clipped * credit)
-                    t, count = t + 1, count + 1
-                t += len(turn.observation_tokens)
-    return total / count
+        credits = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+        for record, credit in zip(records, credits, strict=True):
+            parts = [naive_sum(model, average, each, credit) for each in record.sequences]
+            sums.append(torch.stack(parts).sum())
+            counts.append(record.action_count)
+    whole, rollouts = config.learner.constant_length_tokens, len(sums)
+    if config.learner.reduction == "sequence_mean":
+        return sum(s / n for s, n in zip(sums, counts, strict=True)) / rollouts
+    return sum(sums) / (rollouts * whole if whole else sum(counts))
 
 
+def naive_sum(model: Any, average: Any, sequence: TokenSequence, credit: Tensor) -> Tensor:
+    """The losses of one sequence's tokens, each under what the model had read of it before."""
+    total, tokens = torch.zeros(()), torch.tensor(sequence.tokens.tolist())
+    current, proximal = (
+        (m(input_ids=tokens[None]).logits[0] / 0.7).log_softmax(-1) for m in (model, average)
+    )
+    t = len(sequence.prompt_tokens)
+    for turn in sequence.turns:
+        for token, behaviour in zip(turn.action_tokens, turn.behaviour_logprobs, strict=True):
+            lp, lo = current[t - 1, token], proximal[t - 1, token].detach()
+            ratio = (lp - lo).exp()
+            weight = min(float((lo - float(behaviour)).exp()), 2.0)
+            clipped = ratio.clamp(0.8, 1.28)
+            total = total - weight * torch.minimum(ratio * credit, clipped * credit)
+            t += 1
+        t += len(turn.observation_tokens)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("sequences", "fields"),
+    [
+        (1, {}),
+        (3, {}),
+        (3, {"reduction": "sequence_mean"}),
+        (3, {"reduction": "constant_length", "constant_length_tokens": 50}),
+    ],
+)
 def test_equals_the_algorithm_written_out(
-    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    sequences: int,
+    fields: dict[str, Any],
 ) -> None:
+    config = with_learner(config, **fields)
     engine, twin = make_plain_engine(config), make_plain_engine(config)
     average = make_plain_engine(config).model
     ema = Averages(Ema(engine, 0.8), None)
     for each in (engine, twin):
         away_from_its_average(each, ema)
-    given = batch()
+    given = batch(sequences=sequences)
     loss = naive_loss(twin.model, average, given, config)
     loss.backward()
     norm = twin.step(config.learner.lr)
@@ -120,14 +142,14 @@ def test_the_entropy_bonus_is_part_of_loss_and_gradient(
 
 
 def rollouts_moved(engine: Any, training: TrainingBatch) -> dict[int, float]:
-    """The sum of current − behaviour over each row's action tokens."""
-    own = [engine.score(m, training.temperature).logprobs for m in training.micro_batches]
-    return {
-        int(micro.row_ids[row]): float((lp - micro.behaviour_logprobs[micro.loss_mask])[
-            micro.rows == row].double().sum())
-        for micro, lp in zip(training.micro_batches, own, strict=True)
-        for row in range(len(micro.row_ids))
-    }  # fmt: skip
+    """The sum of current − behaviour over each rollout's action tokens."""
+    moved: dict[int, float] = defaultdict(float)
+    for micro in training.micro_batches:
+        own = engine.score(micro, training.temperature).logprobs
+        apart = (own - micro.behaviour_logprobs[micro.loss_mask]).double()
+        for row, number in zip(micro.row_ids[micro.rows].tolist(), apart.tolist(), strict=True):
+            moved[training.rollouts[row]] += number
+    return moved
 
 
 def recredited_by(engine: Any, averages: Averages, training: TrainingBatch, learner: Any) -> Any:
@@ -136,12 +158,13 @@ def recredited_by(engine: Any, averages: Averages, training: TrainingBatch, lear
     return recredit(engine, training, micro_batches, scored, learner)
 
 
+@pytest.mark.parametrize("sequences", [1, 3])
 def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
-    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch]
+    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], sequences: int
 ) -> None:
     learner = with_learner(config, baseline="optimal", micro_batch_tokens=60).learner
     engine = make_plain_engine(config)
-    given = batch()
+    given = batch(sequences=sequences)
     training = build(given, learner, vocabulary=MOST_IDS)
     moved = rollouts_moved(engine, training)
     recredited, gauges = recredited_by(engine, Averages(None, None), training, learner)
@@ -160,7 +183,8 @@ def test_the_optimal_baseline_is_of_the_rollouts_own_ratios(
         for micro in recredited
         for row, row_id in enumerate(micro.row_ids)
     }
-    assert [found[i] for i in range(6)] == pytest.approx(expected, rel=1e-4)
+    of_rows = [expected[rollout] for rollout in training.rollouts]
+    assert [found[i] for i in range(len(found))] == pytest.approx(of_rows, rel=1e-4)
     assert gauges["learner/advantage_mean"] == pytest.approx(sum(expected) / 6, rel=1e-4)
     told = update(engine, Averages(None, None), training, learner)
     assert told["learner/advantage_mean"] == gauges["learner/advantage_mean"]
@@ -608,15 +632,19 @@ class Adding:
         return [own + other for own, other in zip(values, self.others, strict=True)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "sequences"), [(1, 1), (2, 1), (1, 3), (2, 3)])
 def test_in_the_reward_a_rollout_is_credited_with_the_kl_of_all_its_tokens(
-    config: Config, make_plain_engine: Engines, batch: Callable[..., Batch], ranks: int
+    config: Config,
+    make_plain_engine: Engines,
+    batch: Callable[..., Batch],
+    ranks: int,
+    sequences: int,
 ) -> None:
     learner = with_learner(config, ranks=ranks, micro_batch_tokens=60, **IN_REWARD).learner
     engine, anchor = make_plain_engine(config), make_plain_engine(config)
     averages = Averages.begin(engine, learner)
     away_from_its_average(engine, averages.proximal)
-    shares = build_shares(batch(), learner, vocabulary=MOST_IDS)
+    shares = build_shares(batch(sequences=sequences), learner, vocabulary=MOST_IDS)
     own = [rollout_kls(engine.model, anchor.model, share, 6) for share in shares]
     kls, rewards = sum(own), torch.tensor([1.0, 0.0, 0.0] * 2)
     penalised = (rewards - 0.5 * kls).reshape(2, 3)

@@ -45,9 +45,14 @@ def as_text(config: Config) -> str:
     return yaml.safe_dump(msgspec.to_builtins(config))
 
 
-def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
-    """Two turns of tokens that any model has, seeded by the lease."""
+def rollout_of(lease: Lease, version: int, reward: float, sequences: int = 1) -> Trajectory:
+    """Two turns a sequence of tokens that any model has, seeded by the lease."""
     random = np.random.default_rng((lease.group_id, lease.sibling))
+    made = [_sequence(random, version, "" if n == 1 else str(n)) for n in range(1, sequences + 1)]
+    return msgspec.structs.replace(trajectory_for(lease, "actor", reward), sequences=tuple(made))
+
+
+def _sequence(random: np.random.Generator, version: int, name: str) -> TokenSequence:
     turns = tuple(
         Turn(
             action_tokens=random.integers(3, 20, 4, np.int32),
@@ -57,9 +62,7 @@ def rollout_of(lease: Lease, version: int, reward: float) -> Trajectory:
         )
         for turn in range(2)
     )
-    prompt = random.integers(3, 20, 5, np.int32)
-    made = trajectory_for(lease, "actor", reward)
-    return msgspec.structs.replace(made, sequences=(TokenSequence(prompt, turns),))
+    return TokenSequence(random.integers(3, 20, 5, np.int32), turns, name)
 
 
 class RecordedRun:
@@ -101,12 +104,14 @@ class RecordedRun:
                 direct = reply
         return direct
 
-    def deliver_all(self, version: int = 0, reward: float | None = None) -> None:
+    def deliver_all(
+        self, version: int = 0, reward: float | None = None, sequences: int = 1
+    ) -> None:
         """Deliver what the actor holds now."""
         held, self.leases = self.leases, []
         for lease in held:
             earned = float(lease.sibling) if reward is None else reward
-            payload = encode_trajectory(rollout_of(lease, version, earned))
+            payload = encode_trajectory(rollout_of(lease, version, earned, sequences))
             self.send("actor", Deliver("actor", lease.group_id, lease.sibling, payload))
 
     def evaluate(self, step: int) -> None:
@@ -119,10 +124,10 @@ class RecordedRun:
         assert isinstance(batch, Batch)
         return batch
 
-    def train(self, step: int) -> Batch:
+    def train(self, step: int, sequences: int = 1) -> Batch:
         """The actor serves version `step` and rolls out; the learner is given its batch."""
         self.send("actor", Ready("actor", 100, self.incarnation, step))
-        self.deliver_all(step)
+        self.deliver_all(step, sequences=sequences)
         return self.sample(step)
 
     def report(self, step: int, gauges: dict[str, float]) -> None:

@@ -241,7 +241,8 @@ async def _ends(
 
 def _turns(trajectory: Trajectory) -> Iterator[tuple[list[int], int]]:
     """Each turn's prompt, and how many tokens were sampled."""
-    context: list[int] = trajectory.prompt_tokens.tolist()
-    for turn in trajectory.turns:
-        yield list(context), len(turn.action_tokens)
-        context += turn.action_tokens.tolist() + turn.observation_tokens.tolist()
+    for sequence in trajectory.sequences:
+        context: list[int] = sequence.prompt_tokens.tolist()
+        for turn in sequence.turns:
+            yield list(context), len(turn.action_tokens)
+            context += turn.action_tokens.tolist() + turn.observation_tokens.tolist()

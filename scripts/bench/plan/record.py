@@ -2,7 +2,8 @@
 
 import msgspec
 
-ShapeTree = tuple[int, tuple[tuple[int, int, bool, int, int], ...]]  # `scripts.plan.workload.Shape`
+TurnTree = tuple[int, int, bool, int, int, int, int]  # `scripts.plan.workload.Turn`
+ShapeTree = tuple[int, tuple[TurnTree, ...]]  # `Shape` there
 
 
 class GenerationJob(msgspec.Struct, frozen=True):

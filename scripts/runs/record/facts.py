@@ -53,6 +53,7 @@ class Summary(msgspec.Struct, frozen=True):
     oldest_version: int
     newest_version: int
     reward_cause: str = ""
+    sequences: int = 1
 
 
 class Compacted(msgspec.Struct, frozen=True):

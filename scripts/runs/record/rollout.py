@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from scripts.runs.record.facts import Kind, Summary
 
@@ -70,9 +71,12 @@ _DECODER = msgspec.msgpack.Decoder(_Payload)
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a payload says of itself; `summary` is what its record should have claimed."""
+    """What a payload says of itself; `summary` is what its record should have claimed, `spans` the
+    oldest and newest version of each sequence.
+    """
 
     summary: Summary
+    spans: tuple[tuple[int, int], ...]
     actor_id: str
     attempt: int
     temperature: float
@@ -89,7 +93,8 @@ def rollout_of(payload: bytes) -> Rollout:
     if wrong := "; ".join(_faults(found)):
         raise ValueError(wrong)
     turns = [turn for sequence in found.sequences for turn in sequence.turns]
-    versions = np.frombuffer(b"".join([turn.policy_versions for turn in turns]), _VERSION)
+    versions = [_versions(sequence) for sequence in found.sequences]
+    spans = tuple((int(each.min()), int(each.max())) for each in versions)
     summary = Summary(
         group_id=found.group_id,
         sibling=found.sibling,
@@ -99,20 +104,26 @@ def rollout_of(payload: bytes) -> Rollout:
         searches=sum([len(turn.searches) for turn in turns]),
         malformed=sum([turn.malformed for turn in turns]),
         turns=len(turns),
-        action_tokens=len(versions),
-        oldest_version=int(versions.min()),
-        newest_version=int(versions.max()),
+        action_tokens=sum(map(len, versions)),
+        oldest_version=min(oldest for oldest, _ in spans),
+        newest_version=max(newest for _, newest in spans),
         reward_cause=found.reward_cause if found.reward is None else "",
+        sequences=len(found.sequences),
     )
     sampling = found.sampling
     return Rollout(
         summary=summary,
+        spans=spans,
         actor_id=found.actor_id,
         attempt=found.attempt,
         temperature=sampling.temperature,
         seed=sampling.seed,
         reference=found.reference_tokens,
     )
+
+
+def _versions(sequence: _Sequence) -> NDArray[np.int32]:
+    return np.frombuffer(b"".join([turn.policy_versions for turn in sequence.turns]), _VERSION)
 
 
 def _faults(found: _Payload) -> Iterator[str]:
@@ -124,7 +135,11 @@ def _faults(found: _Payload) -> Iterator[str]:
         yield f"reference_tokens of {len(found.reference_tokens)} bytes"
     if not 0 < len(found.sequences) <= _MOST_SEQUENCES:
         yield f"{len(found.sequences)} sequences: 1 to {_MOST_SEQUENCES}"
+    names = set[str]()
     for place, sequence in enumerate(found.sequences):
+        if sequence.name in names:
+            yield f"sequences[{place}]: another is named {sequence.name!r}"
+        names.add(sequence.name)
         size = len(sequence.prompt_tokens)
         if not size or size % _TOKEN_BYTES:
             yield f"sequences[{place}]: prompt_tokens of {size} bytes"

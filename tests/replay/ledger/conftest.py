@@ -38,7 +38,8 @@ def make_questions(count: int, stem: str = "q") -> tuple[Question, ...]:
 def summary_for(
     lease: Lease, reward: float | None = None, version: int = 0, **other: int
 ) -> Summary:
-    """Make the result of a rollout of this lease; sibling i is rewarded i unless told otherwise."""
+    """Make the result of a rollout of this lease; sibling i is rewarded i unless told otherwise,
+    and every other one has two sequences."""
     return Summary(
         group_id=lease.group_id,
         sibling=lease.sibling,
@@ -47,7 +48,7 @@ def summary_for(
         reward=float(lease.sibling) if reward is None else reward,
         oldest_version=version,
         newest_version=version,
-        **USUAL | other,
+        **USUAL | {"sequences": 1 + lease.sibling % 2} | other,
     )
 
 

@@ -186,8 +186,9 @@ def test_gauges_are_means_since_the_last_batch(scene: Any) -> None:
     s.learner()
     s.actor("a", 2)
     s.deliver("a", s.leased["a"][0], searches=3, malformed=1, turns=4)
-    s.deliver("a", s.leased["a"][0], searches=1, malformed=0, turns=4)
+    s.deliver("a", s.leased["a"][0], searches=1, malformed=0, turns=4, sequences=3)
     gauges = s.sample(0).gauges
+    assert gauges["actor/merged_whole"] == 0.5
     assert gauges["actor/reward"] == 0.5
     assert gauges["actor/searches_per_rollout"] == 2.0
     assert gauges["actor/malformed_fraction"] == 0.125

@@ -145,7 +145,10 @@ def audited(scene: Scene) -> None:
         audit.take(record_of(msgspec.msgpack.encode(known)))
     audit.close()
     assert audit.faults == []
-    assert audit.summary()["train_groups"]["unfinished"] == 0
+    summary = audit.summary()
+    assert summary["train_groups"]["unfinished"] == 0
+    told = summary["merging"]
+    assert told["sequences"] > told["rollouts"] > 0, "every other rollout has two"
 
 
 def with_rollouts(scene: Scene) -> Iterator[Record]:
@@ -187,7 +190,7 @@ def payload_of(summary: Summary, actor_id: str, sampling: Sampling, attempt: int
         kind=summary.kind,
         actor_id=actor_id,
         sampling=sampling,
-        sequences=(TokenSequence(np.ones(1, np.int32), turns),),
+        sequences=tuple(shared_out(turns, summary.sequences)),
         stop_reason=StopReason.ANSWERED,
         answer="an answer",
         reward=summary.reward,
@@ -195,6 +198,13 @@ def payload_of(summary: Summary, actor_id: str, sampling: Sampling, attempt: int
         attempt=attempt,
     )
     return encode_trajectory(made)
+
+
+def shared_out(turns: tuple[Turn, ...], count: int) -> Iterator[TokenSequence]:
+    """So many sequences, the last with all turns that are left."""
+    for n in range(count):
+        own = turns[n : n + 1] if n + 1 < count else turns[n:]
+        yield TokenSequence(np.ones(1, np.int32), own, str(n + 1) if n else "")
 
 
 def _run(**how: Any) -> None:

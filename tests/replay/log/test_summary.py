@@ -92,6 +92,14 @@ def test_what_is_unsound_is_refused_in_the_same_words(change: str) -> None:
     assert isinstance(summarised(payload), str) and summarised(payload) == of_the_whole(payload)
 
 
+def test_it_counts_sequences_and_leaves_out_that_there_is_one() -> None:
+    several = summarised(encoded(0))
+    assert isinstance(several, Summary) and (several.sequences, several.turns) == (2, 4)
+    assert b"sequences" in msgspec.msgpack.encode(several)
+    one = msgspec.structs.replace(several, sequences=1)
+    assert b"sequences" not in msgspec.msgpack.encode(one)
+
+
 def test_unscorable_with_a_cause_is_sound() -> None:
     wire = codec.decode_wire(encoded(0))
     payload = msgspec.msgpack.encode(msgspec.structs.replace(wire, reward=None, reward_cause="x"))

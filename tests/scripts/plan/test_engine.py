@@ -38,6 +38,26 @@ def test_a_later_turn_takes_in_what_is_new_and_after_an_update_all() -> None:
         assert engine.anew_s == approx(1.1 if updated else 0.0)
 
 
+def test_another_sequence_is_taken_in_but_for_what_is_known_of_it() -> None:
+    shape = Shape(10, (Turn(100, 20), Turn(40, prompt=50, known=8), Turn(5)))
+    for updated, tokens in ((False, 42), (True, 50)):
+        act, engine = Engines(scenario(prefill_s=0.01)), Engine(8)
+        rollout = Rollout(Group(1, 0, 1), engine, shape, 0.0)
+        act.begin(engine, rollout)
+        act.advance(engine, 1.1)
+        act.end(engine)
+        if updated:
+            act.update(1.5, 1)
+        act.advance(engine, 2.0)
+        act.begin(engine, rollout)
+        assert (rollout.context, rollout.fresh) == (50, 0)
+        assert act.next_end(engine) == approx(2.0 + 0.01 * tokens + 0.4)
+        assert engine.anew_s == approx(0.08 if updated else 0.0)
+        act.advance(engine, act.next_end(engine))
+        act.end(engine)
+        assert (rollout.context, rollout.fresh) == (90, 0)
+
+
 def test_an_update_has_what_runs_taken_in_anew() -> None:
     act, engine = Engines(scenario(prefill_s=0.01)), Engine(8)
     act.begin(engine, Rollout(Group(1, 0, 1), engine, TWO_TURNS, 0.0))

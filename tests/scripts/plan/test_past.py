@@ -91,6 +91,32 @@ def test_what_siblings_share_is_told_in_whole_blocks(block: int, shared: list[li
     assert [[turn.shared for turn in shape.turns] for shape in found.shapes] == shared
 
 
+def several(*sequences: tuple[list[int], list[int], list[int]]) -> Trajectory:
+    """One of a sequence for each prompt, sampled and read, of a turn."""
+    made = []
+    for prompt, sampled, read in sequences:
+        numbers = ids(sampled).astype(np.float32), ids(sampled)
+        made.append(TokenSequence(ids(prompt), (Said(ids(sampled), *numbers, ids(read)),)))
+    return msgspec.structs.replace(rollout("a"), sequences=tuple(made))
+
+
+def test_each_sequence_has_the_context_that_it_had() -> None:
+    """And shares with its own earlier ones, and with any of a sibling's, what they began with."""
+    one = several(([0, 1, 2, 3], [7], []), ([0, 1, 9], [8, 8], []), ([5, 5, 5], [6], [2]))
+    other = several(([0, 1, 2, 3], [4], []), ([5, 5, 1], [6], []))
+    (first, second) = workload_of_groups([[one, other]], Latency(0.0, 0.0), 1).shapes
+    assert first == Shape(
+        4,
+        (
+            Turn(1, shared=4),
+            Turn(2, shared=2, prompt=3, known=2),
+            Turn(1, 1, shared=2, prompt=3),
+        ),
+    )
+    assert second == Shape(4, (Turn(1, shared=4), Turn(1, shared=2, prompt=3)))
+    assert first.tokens == sum(len(sequence.tokens) for sequence in one.sequences)
+
+
 def test_one_alone_shares_nothing() -> None:
     (shape,) = workload_of_groups([[rollout("a")]], Latency(0.0, 0.0), 1).shapes
     assert shape.turns[0].shared == 0

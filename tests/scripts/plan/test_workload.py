@@ -62,6 +62,17 @@ def test_a_context_ends_at_its_limit() -> None:
     assert not any(shape.turns[-1].searches for shape in shapes)
 
 
+def test_a_turn_may_begin_another_sequence() -> None:
+    """Its context is its own prompt, of which the cache knows what an earlier sequence began with;
+    the learner reads both.
+    """
+    shape = Shape(100, (Turn(10, 50, True), Turn(30, prompt=64, known=32), Turn(20)))
+    assert shape.tokens == 100 + 10 + 50 + 64 + 30 + 20 and shape.sampled == 60
+    work = Workload((shape,))
+    assert work.held_tokens == approx((10 * 105 + 30 * (64 + 15) + 20 * (94 + 10)) / 60)
+    assert work.taken_in(16) == 100 + (64 - 32) + (94 - 80)
+
+
 def test_what_is_held_is_the_mean_context_of_the_sampled_tokens() -> None:
     work = Workload((Shape(100, (Turn(10, 50, True), Turn(30))),))
     assert work.held_tokens == approx((10 * 105 + 30 * (160 + 15)) / 40)

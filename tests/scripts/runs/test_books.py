@@ -182,6 +182,7 @@ def test_another_question_under_this_ones_ids_has_another_answer(trained: Run) -
         ("reward", 0.5), ("reward", None), ("searches", 7), ("malformed", 1), ("turns", 3),
         ("action_tokens", 9), ("oldest_version", 0), ("newest_version", 2), ("question_id", "q-0"),
         ("kind", "eval"), ("group_id", 9), ("sibling", 1), ("reward_cause", "down"),
+        ("sequences", 2),
     ],
 )  # fmt: skip
 def test_each_claim_of_a_summary_is_reckoned_again(trained: Run, field: str, value: Any) -> None:
@@ -232,6 +233,64 @@ def test_what_no_payload_of_this_run_can_hold(
     faults = rewritten(trained, with_payload(change)).faults
     who = f"record {number_of(trained, 3, 0)}: sibling 0 of group 3: "
     assert any(fault.startswith(who) and words in fault for fault in faults), faults
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Run:
+    """A run whose second step has rollouts of three sequences; groups 3 and 4 are of it."""
+    config = Config(
+        replay=ReplayConfig(groups_per_step=2, group_size=2, max_staleness=0),
+        learner=LearnerConfig(total_steps=3),
+    )
+    run = RecordedRun(tmp_path, config, SEGMENT_BYTES)
+    run.train(0)
+    run.train(1, sequences=3)
+    run.log.close()
+    return Run(tmp_path)
+
+
+def test_rollouts_of_several_sequences_are_counted_and_said(
+    several: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = folded(several)
+    assert found.faults == []
+    told = {"rollouts": 8, "sequences": 16, "merged whole": 0.5}
+    assert found.summary()["merging"] == told
+    assert cli.main(["audit", str(several.path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "8 rollouts have 16 sequences; 50.0 % have one" in said
+
+
+def test_a_run_of_single_sequences_says_nothing_of_them(
+    trained: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folded(trained).summary()["merging"]["merged whole"] == 1.0
+    assert cli.main(["audit", str(trained.path)]) == 0
+    assert "sequences" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: s[1]["turns"][1].update(policy_versions=OLD),
+            "sequences[1]: oldest_version: 0 in a group opened under 1",
+        ),
+        (
+            lambda s: s[2]["turns"][0].update(policy_versions=np.full(4, 9, np.int32).tobytes()),
+            "sequences[2]: newest_version: 9, and no step beyond 1 was sampled",
+        ),
+        (lambda s: s[2].update(name="2"), "payload: sequences[2]: another is named '2'"),
+        (lambda s: s[1].update(turns=[]), "payload: sequences[1]: 0 turns: 1 to 1024"),
+        (lambda s: s.pop(), "sequences: the record says 3, its payload 2"),
+    ],
+)
+def test_what_is_wrong_with_a_sequence_is_named(
+    several: Run, change: Callable[[list[dict[str, Any]]], None], words: str
+) -> None:
+    faults = rewritten(several, with_payload(lambda p: change(p["sequences"]))).faults
+    who = f"record {number_of(several, 3, 0)}: sibling 0 of group 3: "
+    assert who + words in faults, faults
 
 
 def test_the_result_of_an_evaluation_is_reckoned_again(trained: Run) -> None:

@@ -1,5 +1,6 @@
 """The summary, the rollouts shown and the curve are folds over a log that a real ledger wrote."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from configs.load import load
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from replay.codec import encode_trajectory
-from replay.log.event_log import EventLog
+from replay.log.event_log import EventLog, read
 from replay.log.records import (
     Delivered,
     EvaluationFinished,
@@ -103,6 +104,7 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert (built["em_start"], built["em_final"]) == (0.1, 0.9)
     assert built["em_final_by_hops"] == {"1": 0.9, "2": 0.45}
     assert (built["steps"], built["trajectories_trained"], built["tokens_trained"]) == (3, 1, 3)
+    assert built["merged_whole"] == 1.0
     assert built["staleness_mean"] == pytest.approx((2 + 2 + 1) / 3, abs=1e-4)
     assert (built["staleness_max"], built["train_wall_s"]) == (2, 10.0)
     assert built["dropped_groups_by_cause"] == {"no_signal": 1}
@@ -123,7 +125,19 @@ def test_a_run_that_never_started_has_no_numbers(tmp_path: Path) -> None:
     config = load(REPOSITORY / "configs" / "base.yaml", [f"run_dir={tmp_path}"])
     built = summary.build(config, "failed", "actor-0 was killed", 1.0, {}, {})
     assert built["em_start"] is built["em_final"] is built["train_wall_s"] is None
+    assert built["merged_whole"] is None
     assert built["status"] == "failed"
+
+
+def test_rollouts_merged_whole_are_a_share_of_the_trained(
+    make_recorded_run: Callable[..., RecordedRun],
+) -> None:
+    run = make_recorded_run()
+    run.train(0)
+    run.train(1, sequences=3)
+    fold = summary.RunFold(read(run.path / "events.log"))
+    assert (fold.trajectories_trained, fold.merged_whole) == (8, 4)
+    assert fold.tokens_trained == 4 * 8 + 4 * 3 * 8
 
 
 def test_a_run_launched_twice_is_one_run() -> None:
@@ -168,6 +182,33 @@ def test_show_filters_and_colours(config: Config) -> None:
     text = show.render(next(iter(show.rollouts(run, step=3))), backend)
     assert "trained step 3" in text.plain and "version 0-1" in text.plain
     assert any("green" in str(span.style) for span in text.spans)
+    assert "sequence" not in text.plain
+
+
+def test_each_of_several_sequences_is_shown_by_name_with_its_turns_and_versions() -> None:
+    words = {"[UNK]": 0, "ask": 1, "say": 2, "read": 3}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    said = rollout(1, "train", [3, 4, 4]).turns[0]
+    said = structs.replace(said, action_tokens=np.array([2, 2, 2], np.int32))
+    more = structs.replace(said, observation_tokens=np.array([3], np.int32))
+    ask = np.array([1], np.int32)
+    several = (
+        TokenSequence(ask, (more, said)),
+        TokenSequence(ask, (structs.replace(said, policy_versions=np.full(3, 5, np.int32)),), "2"),
+        TokenSequence(ask, (said,), "summary"),
+    )
+    made = structs.replace(rollout(1, "train", [3]), sequences=several)
+    head, *lines = show.render((QUESTION, made, 7), backend).plain.splitlines()
+    assert "version 3-5, a, 3 sequences): answered" in head
+    assert lines == [
+        "[sequence 1 of 3: 2 turns, version 3-4]",
+        "ask say say say read say say say",
+        "[sequence 2 of 3: 1 turn, version 5]",
+        "ask say say say",
+        "[sequence 3 of 3, summary: 1 turn, version 3-4]",
+        "ask say say say",
+    ]
 
 
 def test_a_run_without_an_evaluation_has_no_curve(

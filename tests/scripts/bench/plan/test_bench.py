@@ -30,7 +30,7 @@ from scripts.bench.plan.run import Files, Kept, fits, in_order, measure
 from scripts.plan.build import Cores
 from scripts.plan.workload import Latency
 
-SHAPES = ((10, ((20, 30, True, 1, 0), (20, 0, False, 0, 0))),) * 8
+SHAPES = ((10, ((20, 30, True, 1, 0, 0, 0), (20, 0, False, 0, 0, 0, 0))),) * 8
 SERIAL = {
     "step_s": 2.0, "update_s": 1.2, "wait_s": 0.7, "rest_s": 0.06, "pause_s": 0.05,
     "tokens": 5120.0, "learner_idle": 0.4, "engine_idle": 0.65, "staleness": 0.0,
