@@ -67,6 +67,7 @@ COMMANDS = {
     "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
     "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
     "try": Command("ask.dry_run:try_question", "Play one question, without training."),
+    "gateway": Command("ask.gateway:gateway", "Serve a model to programs, at a URL like OpenAI's."),
     "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
@@ -113,6 +114,7 @@ MEANT = {  # by a word that is no command
     "infer": "ask",
     "predict": "ask",
     "play": "try",
+    "serve": "gateway",
     "draw": "plot",
     "compare": "runs",
     "sft": "warm-start",
@@ -128,7 +130,7 @@ GROUPS = {
 }
 THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
-    "Use a model": ("evaluate", "ask", "try"),
+    "Use a model": ("evaluate", "ask", "try", "gateway"),
     "Look into a run": ("runs", "show", "plot", "audit", "compact", "relearn"),
     "Prepare": ("data", "index", "memory", "plan", "doctor"),
     "Measure": ("bench",),

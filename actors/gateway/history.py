@@ -27,15 +27,20 @@ class Read:
 
 
 class History:
-    """The completed calls of one session. Of equal ones the latest counts."""
+    """The completed calls of one session, the latest `most` of each kind. Of equal ones the latest
+    counts.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._conversations: dict[Key, Read] = {}
         self._texts: list[Read] = []
 
     def keep_conversation(self, key: Key, prompt: Tokens, sampled: Tokens) -> None:
         """Keep a call by its messages and the reply to them."""
         self._conversations[key] = Read(np.concatenate([prompt, sampled]))
+        if len(self._conversations) > self._most:
+            del self._conversations[next(iter(self._conversations))]
 
     def conversation(self, keys: Sequence[Key]) -> tuple[int, Read] | None:
         """Return the longest beginning of a conversation that a call ended with: how many of its
@@ -49,6 +54,7 @@ class History:
     def keep_text(self, text: str, prompt: Tokens, sampled: Tokens) -> None:
         """Keep a call by its prompt's text and that of all that was sampled."""
         self._texts.append(Read(np.concatenate([prompt, sampled]), text))
+        del self._texts[: -self._most]
 
     def text(self, prompt: str) -> Read | None:
         """Return the call with the longest text that the prompt begins with."""

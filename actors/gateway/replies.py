@@ -26,7 +26,6 @@ class Replies:
     def __init__(self, asked: Asked, decode: Decode) -> None:
         self._asked, self._decode = asked, decode
         self._chat = asked.conversation is not None
-        self._offset = 0  # of the text, for log-probs of plain completions
         self._role: Json = {"role": "assistant"}
         self._head = {
             "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -107,15 +106,11 @@ class Replies:
                 for text, score in zip(texts, scores, strict=True)
             ]
             return {"content": content, "refusal": None}
-        offsets = []
-        for text in texts:
-            offsets.append(self._offset)
-            self._offset += len(text)
         return {
             "tokens": texts,
             "token_logprobs": scores,
             "top_logprobs": None,
-            "text_offset": offsets,
+            "text_offset": None,
         }
 
 

@@ -89,8 +89,8 @@ class Gateway:
         return gateway
 
     def open(self, lease: Lease, *, deadline_s: float = math.inf, free: bool = False) -> Session:
-        """Begin a lease's session, which ends by `close`, or after `deadline_s`. `free`: a call's
-        own temperature and seed hold, as by hand, and not the lease's.
+        """Begin a lease's session, which ends by `close`, or after `deadline_s`. `free`: by hand: a
+        call's own temperature and seed hold, and the number of calls has no limit.
         """
         return self._sessions.open(lease, deadline_s=deadline_s, free=free)
 

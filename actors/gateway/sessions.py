@@ -51,14 +51,15 @@ class Work:
 
 class Session:
     """One lease as a program sees it. `key`: the secret that its calls show; `fault`: the first
-    error of policy or weights that a call of it met, which is none of the program's; `free`: a
-    call's own temperature and seed hold, where it gives them, and not the lease's; `searches`: what
-    answers its searches, where there is something to search.
+    error of policy or weights that a call of it met, which is none of the program's; `searches`:
+    what answers its searches, where there is something to search; `free`: it is used by hand: a
+    call's own temperature and seed hold, where it gives them, not the lease's, and only the latest
+    calls are kept, of which there may be any number.
     """
 
     def __init__(self, lease: Lease, limits: GatewayConfig, deadline_s: float, free: bool) -> None:
         self.key = f"forage-{secrets.token_urlsafe(32)}"
-        self.lease, self.free, self.history = lease, free, History()
+        self.lease, self.free, self.history = lease, free, History(limits.calls)
         self.result: Result | None = None
         self.fault: ActorError | None = None
         self.searches: SessionSearches | None = None
@@ -113,7 +114,7 @@ class Session:
     def begin(self) -> int:
         """Number a call of the policy. Raises Refused beyond `environment.gateway.calls`."""
         limit = self._limits.calls
-        if self.begun >= limit:
+        if self.begun >= limit and not self.free:
             raise Refused(
                 f"this session has made {limit} calls, the most that one may "
                 "(environment.gateway.calls)",
@@ -127,6 +128,7 @@ class Session:
         """Keep a completed call. Raises Refused where the session has ended meanwhile."""
         self.require_open()
         self._calls.append(call)
+        del self._calls[: -self._limits.calls]
 
     def post(self, result: Result) -> None:
         """Take the program's result. Raises Refused where another was posted before."""

@@ -395,6 +395,5 @@ _CHECKS = (
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    registry.require_turns(config)
     checks = [folder, limits, engine_keys.problems] * model + [_environment] + [_rewards] * rewards
     _refuse(config, [*checks, _retrieval, no_purse] if retrieval else checks)

@@ -11,7 +11,7 @@ import pytest
 from actors.errors import GenerationFailed, UnverifiedWeights
 from actors.gateway.sessions import Result
 from actors.policies.base import Completion, Delta
-from tests.actors.gateway.conftest import Serve
+from tests.actors.gateway.conftest import Serve, client_of
 
 USER = [{"role": "user", "content": "what is the mayor of bore ?"}]
 
@@ -154,7 +154,9 @@ async def test_a_prompt_that_leaves_no_room_is_refused(serve: Serve) -> None:
 
 async def test_bodies_that_are_none_are_refused(serve: Serve) -> None:
     served = await serve(body_bytes=1000)
-    async with httpx.AsyncClient(headers={"authorization": f"Bearer {served.session.key}"}) as http:
+    async with httpx.AsyncClient(
+        verify=False, headers={"authorization": f"Bearer {served.session.key}"}
+    ) as http:
         for body, status in ((b"{", 400), (b"[]", 400), (b"\xff", 400), (b" " * 1001, 413)):
             reply = await http.post(f"{served.gateway.url}/chat/completions", content=body)
             assert reply.status_code == status and reply.json()["error"]["message"]
@@ -171,7 +173,7 @@ async def test_a_key_opens_its_own_session_while_it_lasts(serve: Serve) -> None:
         await served.another(other).models.list()
     assert gone.value.status_code == 410 and gone.value.code == "session_ended"
     with pytest.raises(openai.AuthenticationError):
-        await openai.AsyncOpenAI(base_url=served.gateway.url, api_key="another").models.list()
+        await client_of(served.gateway.url, "another").models.list()
     assert [each.id async for each in served.client.models.list()] == ["policy"]
 
 
@@ -195,7 +197,7 @@ async def test_a_session_ends_at_its_deadline(serve: Serve) -> None:
 async def test_a_result_is_posted_once(serve: Serve) -> None:
     served = await serve()
     headers = {"authorization": f"Bearer {served.session.key}"}
-    async with httpx.AsyncClient(headers=headers) as http:
+    async with httpx.AsyncClient(verify=False, headers=headers) as http:
         for body, status in (
             ({"answer": "kelu", "reward": 0.5}, 200),
             ({"answer": "kelu", "reward": 0.5}, 200),

@@ -735,9 +735,3 @@ def test_a_program_that_is_not_there_is_refused_before_the_start(good: dict[str,
     said = "environment.program.command = 'no-such-agent': there is no such program, or name anothe"
     assert str(raised.value).startswith(said)
     preflight.check(config(good | program | {"environment.program.command": "[python3]"}))
-
-
-def test_a_program_is_not_for_a_command_that_plays_turns(good: dict[str, str]) -> None:
-    program = {"environment.name": "program", "environment.program.command": "[python3]"}
-    with pytest.raises(ConfigError, match="a program is not played turn by turn here: run it in"):
-        preflight.check_parts(config(good | program), **BOTH)
