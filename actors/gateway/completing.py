@@ -109,6 +109,7 @@ class Completer:
         lease, wanted = session.lease, asked.wanted
         budget = completion_budget(self._config, len(asked.prompt))
         if not budget:
+            session.full = True
             raise Refused(
                 f"the prompt takes {len(asked.prompt)} tokens, which leave no room for a "
                 f"completion in {self._config.model.max_model_len} (model.max_model_len)",

@@ -164,6 +164,13 @@ class ProgramRollouts:
                     "is 0"
                 )
 
+    def _stop_reason(self, session: Session, result: Result) -> StopReason:
+        if result.answer is not None:
+            return StopReason.ANSWERED
+        if session.begun >= self._config.environment.gateway.calls:
+            return StopReason.TURN_LIMIT
+        return StopReason.CONTEXT_LIMIT if session.full else StopReason.UNANSWERED
+
     async def _scored(
         self,
         lease: Lease,
@@ -172,10 +179,7 @@ class ProgramRollouts:
         result: Result,
         searches: SessionSearches,
     ) -> Trajectory:
-        stop_reason = StopReason.ANSWERED
-        if result.answer is None:
-            spent = session.begun >= self._config.environment.gateway.calls
-            stop_reason = StopReason.TURN_LIMIT if spent else StopReason.UNANSWERED
+        stop_reason = self._stop_reason(session, result)
 
         def transcribe() -> Transcript:
             return Transcript(

@@ -64,6 +64,7 @@ class Session:
         self.fault: ActorError | None = None
         self.searches: SessionSearches | None = None
         self.begun = 0  # calls
+        self.full = False  # a call's prompt has left no room for a completion
         self._limits, self._ends = limits, time.monotonic() + deadline_s
         self._calls: list[Call] = []
         self._at_work: set[Work] = set()

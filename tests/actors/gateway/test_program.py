@@ -105,6 +105,7 @@ async def test_a_function_that_fails_is_named(
     assert ended.status == status and said in ended.fault(settings)
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_is_asked_and_then_killed(written: Settings) -> None:
     polite = "import signal, sys, time\n"
     polite += (
@@ -191,6 +192,7 @@ async def test_its_siblings_go_on(written: Settings, tmp_path: Path) -> None:
         assert programs.gauges()["actor/programs_late"] == 1.0
 
 
+@pytest.mark.slow
 async def test_no_more_run_at_once_than_may(written: Settings, tmp_path: Path) -> None:
     source = f"""
 import os, time
@@ -204,6 +206,7 @@ print("{{}}")
     assert [each.status for each in ended] == [0, 0, 0, 0]
 
 
+@pytest.mark.slow
 async def test_a_killed_supervisor_fails_its_programs_and_is_replaced(written: Settings) -> None:
     source = "import os; os.kill(int(open(f'/proc/{os.getppid()}/stat').read().split()[3]), 9); "
     source += "import time; time.sleep(0.2); print('{}')"
@@ -212,6 +215,7 @@ async def test_a_killed_supervisor_fails_its_programs_and_is_replaced(written: S
         assert (await programs.run(QUESTION, {})).status == 0
 
 
+@pytest.mark.slow
 async def test_what_a_killed_warden_leaves_is_killed_too(written: Settings, tmp_path: Path) -> None:
     sleeper = f"[sys.executable, '-c', 'import time; time.sleep(64)', '{tmp_path}']"
     source = "import os, signal, subprocess, sys\n"
@@ -225,6 +229,7 @@ async def test_what_a_killed_warden_leaves_is_killed_too(written: Settings, tmp_
     assert living(str(tmp_path)) == []
 
 
+@pytest.mark.slow
 async def test_nothing_outlives_a_killed_actor(tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text(f"import time; open('{tmp_path}/begun', 'w'); time.sleep(65)")

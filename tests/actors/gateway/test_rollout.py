@@ -184,6 +184,11 @@ async def test_too_many_calls_are_refused_and_the_rollout_ends_by_that_name(stag
     assert len(trajectory.sequences) == 3
 
 
+async def test_a_context_that_is_full_is_another_end(stage: Stage) -> None:
+    trajectory = await stage.play("ask()\nask('who ? ' * 1000)")
+    assert trajectory.stop_reason is StopReason.CONTEXT_LIMIT and len(trajectory.turns) == 1
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -198,6 +203,7 @@ async def test_a_program_that_fails_is_a_failed_lease(stage: Stage, body: str, s
         await stage.play(body)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", ["ask()\nraise RuntimeError('boom')", "ask()\ntime.sleep(60)"])
 async def test_its_failures_are_scored_where_that_is_wanted(stage: Stage, body: str) -> None:
     late = {"deadline_s": 1.0}
