@@ -106,11 +106,11 @@ class Programs:
     def gauges(self) -> dict[str, float]:
         """Return counts since the start, and the number of programs that run."""
         return {
-            "actor/programs_running": float(self._running),
-            "actor/programs_begun": float(self._begun),
-            "actor/programs_failed": float(self._failed),
-            "actor/programs_late": float(self._late),
-            "actor/programs_left_behind": float(self._left),
+            "actor/programs_running_count": float(self._running),
+            "actor/programs_begun_total": float(self._begun),
+            "actor/programs_failed_total": float(self._failed),
+            "actor/programs_late_total": float(self._late),
+            "actor/programs_left_behind_total": float(self._left),
         }
 
     async def _run(self, question: str, environment: Mapping[str, str]) -> Ended:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProgramRollouts:
-    """Rolls leases out by programs that call a gateway; counts how their calls merged."""
+    """Rolls leases out by programs that call a gateway."""
 
     @classmethod
     @asynccontextmanager
@@ -83,7 +83,7 @@ class ProgramRollouts:
         self._audit = TokenAudit(prompter, config)
         self._ends = end_tokens(prompter, config.model.path)
         self._has_search = registry.searches(config)
-        self._rolled_out = self._whole = self._sequences = self._calls = 0
+        self._rolled_out = self._calls = 0
         self._told = False
 
     async def roll(self, lease: Lease, retriever: Retriever) -> Trajectory:
@@ -99,7 +99,7 @@ class ProgramRollouts:
         result = self._result(session, ended)
         sequences = merged(session.calls)
         self._audit.check(sequences, session.calls)
-        self._count(sequences, session.calls, result)
+        self._note(session.calls, result)
         played = with_searches(with_reward(sequences, result.reward), searches.made)
         trajectory = await self._scored(lease, session, played, result, searches)
         timings = {
@@ -110,16 +110,10 @@ class ProgramRollouts:
         return msgspec.structs.replace(trajectory, timings=timings)
 
     def gauges(self) -> dict[str, float]:
-        """Return the numbers of gateway and programs, and the means of a rollout so far;
-        `merged_whole`: the share of rollouts that are one sequence.
-        """
-        count = max(self._rolled_out, 1)
+        """Return the numbers of gateway and programs, and the mean count of a rollout's calls."""
         sources = (self._audit, self._gateway, self._programs)
-        return {name: value for each in sources for name, value in each.gauges().items()} | {
-            "actor/program_calls": self._calls / count,
-            "actor/program_sequences": self._sequences / count,
-            "actor/merged_whole": self._whole / count,
-        }
+        told = {name: value for each in sources for name, value in each.gauges().items()}
+        return told | {"actor/calls_per_rollout": self._calls / max(self._rolled_out, 1)}
 
     def _given(self, session: Session) -> dict[str, str]:
         """The variables that a program finds its session by."""
@@ -149,12 +143,8 @@ class ProgramRollouts:
             raise ProgramFailed(f"its reward {said.reward!r} is no finite number")
         return said or Result(None, None)
 
-    def _count(
-        self, sequences: Sequence[TokenSequence], calls: Sequence[Call], result: Result
-    ) -> None:
+    def _note(self, calls: Sequence[Call], result: Result) -> None:
         self._rolled_out += 1
-        self._whole += len(sequences) == 1
-        self._sequences += len(sequences)
         self._calls += len(calls)
         if result.reward is not None and not self._told:
             self._told = True

@@ -189,7 +189,7 @@ async def test_its_siblings_go_on(written: Settings, tmp_path: Path) -> None:
     async with Programs(written(source, deadline_s=1.0, grace_s=0.2)) as programs:
         both = await asyncio.gather(*(programs.run(json.dumps({"n": n}), {}) for n in (0, 1)))
         assert [each.cause for each in both] == ["ended", "late"]
-        assert programs.gauges()["actor/programs_late"] == 1.0
+        assert programs.gauges()["actor/programs_late_total"] == 1.0
 
 
 @pytest.mark.slow

@@ -38,5 +38,5 @@ async def test_a_program_s_gateway_is_there_as_long_as_the_door(word_tokenizer: 
     config = msgspec.structs.replace(make_config(), environment=settings)
     async with opened(config, word_tokenizer) as rollouts:
         gauges = rollouts.gauges()
-    assert gauges["actor/gateway_sessions"] == gauges["actor/programs_running"] == 0.0
-    assert gauges["actor/token_mismatch"] == gauges["actor/merged_whole"] == 0.0
+    assert gauges["actor/gateway_sessions"] == gauges["actor/programs_running_count"] == 0.0
+    assert gauges["actor/token_mismatch"] == gauges["actor/calls_per_rollout"] == 0.0

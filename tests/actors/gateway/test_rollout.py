@@ -264,5 +264,5 @@ async def test_siblings_are_undisturbed(stage: Stage) -> None:
         ended = await asyncio.gather(*rolled, return_exceptions=True)
         gauges = rollouts.gauges()
     assert [type(each) for each in ended] == [Trajectory, ProgramFailed, ProgramFailed, Trajectory]
-    assert gauges["actor/programs_failed"] == 2 and gauges["actor/programs_late"] == 1
-    assert gauges["actor/merged_whole"] == 1.0 and gauges["actor/token_mismatch"] == 0.0
+    assert gauges["actor/programs_failed_total"] == 2 and gauges["actor/programs_late_total"] == 1
+    assert gauges["actor/calls_per_rollout"] == 1.0 and gauges["actor/token_mismatch"] == 0.0
