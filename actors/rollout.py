@@ -7,8 +7,9 @@ of retrieval and of the parts of the reward pass through by name.
 
 import hashlib
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
@@ -75,17 +76,8 @@ async def rollout(
     async with made as environment:
         played = await _play(lease, policy, environment, clock)
     sequences = (TokenSequence(environment.prompt, played.turns),)
-
-    def transcribe() -> Transcript:
-        return Transcript(
-            question=lease.question,
-            answer=played.last.answer,
-            stop_reason=played.stop_reason,
-            sequences=in_words(sequences, prompter, _ends(prompter, config.model.path)),
-            passages=played.passages,
-            opened=played.last.opened,
-        )
-
+    ends = _ends(prompter, config.model.path)
+    transcribe = partial(_transcript, lease, played, sequences, prompter, ends)
     score = await rewards.score(lease, played.last.answer, transcribe)
     return Trajectory(
         group_id=lease.group_id,
@@ -180,4 +172,21 @@ def _turn(completion: Completion, outcome: Outcome, stamps: tuple[float, float, 
         started_at=started_at,
         first_token_at=first_token_at,
         ended_at=ended_at,
+    )
+
+
+def _transcript(
+    lease: Lease,
+    played: _Played,
+    sequences: Sequence[TokenSequence],
+    prompter: Prompter,
+    ends: Collection[int],
+) -> Transcript:
+    return Transcript(
+        question=lease.question,
+        answer=played.last.answer,
+        stop_reason=played.stop_reason,
+        sequences=in_words(sequences, prompter, ends),
+        passages=played.passages,
+        opened=played.last.opened,
     )

@@ -130,7 +130,7 @@ class Lines(View):
             "question": question,
             "answer": trajectory.answer,
             "stop_reason": trajectory.stop_reason.value,
-            "turns": list(self._turns(trajectory)),
+            "turns": [self._turn(turn) for turn in trajectory.turns],
             "passages": [{"id": p.id, "title": p.title, "text": p.text} for p in passages],
             "searches": trajectory.search_count,
             "tokens": trajectory.action_count,
@@ -145,12 +145,6 @@ class Lines(View):
     def _write(self, record: dict[str, Any]) -> None:
         self._out.write(json.dumps(record) + "\n")
         self._out.flush()
-
-    def _turns(self, trajectory: Trajectory) -> Iterator[dict[str, Any]]:
-        for sequence in trajectory.sequences:
-            of = {"sequence": sequence.name} if len(trajectory.sequences) > 1 else {}
-            for turn in sequence.turns:
-                yield of | self._turn(turn)
 
     def _turn(self, turn: Turn) -> dict[str, Any]:
         return {

@@ -155,12 +155,8 @@ def build(
         "train_wall_s": _rounded(train_wall_s),
         "phases_s": {name: round(seconds, 2) for name, seconds in phases_s.items()},
         "actors": config.actors.count,
-        "trajectories_trained": fold.trajectories_trained,
-        "tokens_trained": fold.tokens_trained,
-        "merged_whole": _ratio(fold.merged_whole, fold.trajectories_trained, 4),
+        **_trained(fold),
         "rollout_tokens_per_s": _ratio(fold.delivered_tokens, train_wall_s),
-        "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
-        "staleness_max": fold.staleness_max,
         "max_staleness": config.replay.max_staleness,
         **_fleet(fleet, fold.earlier),
         "refits": fold.refits,
@@ -169,6 +165,17 @@ def build(
         "dropped_groups_by_cause": dict(fold.dropped),
         "sentinels_fired_steps": _fired(fold.reports.values()),
         "seed": config.seed,
+    }
+
+
+def _trained(fold: RunFold) -> dict[str, Any]:
+    """What was trained on: how much, in how many pieces, how old."""
+    return {
+        "trajectories_trained": fold.trajectories_trained,
+        "tokens_trained": fold.tokens_trained,
+        "merged_whole": _ratio(fold.merged_whole, fold.trajectories_trained, 4),
+        "staleness_mean": _ratio(fold.staleness_sum, fold.tokens_trained, 4),
+        "staleness_max": fold.staleness_max,
     }
 
 

@@ -7,19 +7,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 from rich.console import Console
 
 from actors.environments.search_r1 import STOP_TAGS
 from actors.errors import GenerationFailed
-from replay.protocol import Lease
-from replay.trajectory import Question, Sampling, Trajectory
+from replay.trajectory import Trajectory
 from retrieval_server.protocol import Passage
 from scripts.ask.stream import StreamDecoder, View
 from scripts.ask.view import ACTION, ANSWER, THOUGHT, Lines, Tags, Terminal, clean
 from tests.scripts.ask.asking import ANSWER as SAID
 from tests.scripts.ask.asking import PASSAGES, SEARCH, Bytes, Finding, Saying, make_asker
-from tests.scripts.conftest import rollout_of
 
 QUESTION = "what is the mayor of bore?"
 DIM, BOLD, CYAN, YELLOW, RED = "\x1b[2m", "\x1b[1m", "\x1b[36m", "\x1b[33m", "\x1b[1;31m"
@@ -187,14 +184,6 @@ async def test_what_a_terminal_would_obey_is_left_out(console: Console) -> None:
     assert not set("\x1b\x07\x9b\r\u202e") & set(plain)
     assert plain.count("[bold]x[/bold] :smile:") == 3
     assert clean("a\tb\n\x00c") == "a\tb\nc"
-
-
-def test_of_several_sequences_each_turn_names_its_own() -> None:
-    lease = Lease(1, 0, "train", Question("q", QUESTION, ()), Sampling())
-    several = replace(rollout_of(lease, 0, 1.0, 2), timings={"total_s": 1.0})
-    Lines(out := io.StringIO(), lambda ids: "x").answered(QUESTION, several, ())
-    told = json.loads(out.getvalue())["turns"]
-    assert [turn["sequence"] for turn in told] == ["", "", "2", "2"]
 
 
 async def test_programs_read_a_line_of_json_for_each_question() -> None:

@@ -19,11 +19,12 @@ from tests.scripts.conftest import Folder, RecordedRun
 
 @pytest.fixture
 def trained(make_recorded_run: Callable[..., RecordedRun]) -> RecordedRun:
-    """Three steps and an evaluation, two steps of them committed, in small segments."""
+    """Three steps and an evaluation, two steps of them committed, in small segments; the second
+    step's rollouts have several sequences."""
     run = make_recorded_run(segment_bytes=1000)
     run.evaluate(0)
     for step in range(3):
-        run.train(step)
+        run.train(step, sequences=1 + step % 2 * 2)
         run.report(step + 1, {"learner/loss": 0.5})
     run.append(StepsCommitted(2.0, 1, 2))
     run.train(3)
@@ -69,6 +70,7 @@ def test_the_books_close_and_the_summary_is_the_same(trained: RecordedRun) -> No
     cli.main(["compact", str(trained.path)])
     assert any(isinstance(f, Delivered) and f.compacted for f in read(trained.path / FILE_NAME))
     assert (books(trained), summarised(trained)) == before
+    assert before[1]["merged_whole"] == 0.75
     assert before[1]["tokens_trained"] > 0 and cli.main(["audit", str(trained.path)]) == 0
 
 

@@ -317,6 +317,15 @@ def test_a_run_gives_what_was_rewarded_token_for_token(recorded_run: RecordedRun
     assert left_out == {"rewarded below 1": len(kept), "evaluations": evaluations}
 
 
+def test_of_several_sequences_each_is_a_demonstration(recorded_run: RecordedRun) -> None:
+    """Nothing of one stands before what another's policy wrote."""
+    kept = [lease for lease in recorded_run.leases if lease.sibling == 1]
+    recorded_run.deliver_all(sequences=3)
+    found, _ = read_run(recorded_run.path, 1.0, "digest", CONFIG)
+    told = [[token for ids, _ in each.segments for token in ids] for each in found]
+    assert told == [s.tokens.tolist() for t in kept for s in rollout_of(t, 0, 1.0, 3).sequences]
+
+
 def test_what_cannot_be_learnt_from_is_counted(recorded_run: RecordedRun) -> None:
     recorded_run.deliver_all()
     summary = Summary(99, 0, "q-0", "train", 1.0, 0, 0, 1, 1, 0, 0)
