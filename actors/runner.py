@@ -201,6 +201,12 @@ class VerifiedVersions:
             raise UnverifiedWeights(f"holds tokens of versions that were loaded again: {again!r}")
 
 
+def verifying_s(config: Config) -> float:
+    """Return how long is waited for verified weights."""
+    size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
+    return config.weight_sync.deadline_s(size)
+
+
 class Runner:
     """Turns leases into trajectories. `await run()` until Stop or `stop()`, then drain, until
     `make_way()` at most.
@@ -221,8 +227,7 @@ class Runner:
         self._rollout, self._retriever = rollout, retriever
         self._writer, self._versions = writer, versions
         self._meter, self._actors = meter, config.actors
-        size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
-        self._verify_s = config.weight_sync.deadline_s(size)
+        self._verify_s = verifying_s(config)
         self._rollouts: dict[asyncio.Task[None], Lease] = {}
         self._stopping, self._late = asyncio.Event(), asyncio.Event()
         self._cause = ""

@@ -41,7 +41,7 @@ from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.runner import MeteredPolicy, Runner, VerifiedVersions, verifying_s
 from actors.statement import Statement
 from configs.keys import ACTOR, Address, Addresses
 from configs.load import ConfigError, load
@@ -136,7 +136,7 @@ async def _serve(
         prompter=prompter,
         rewards=rewards,
         actor_id=actor_id,
-        verified=partial(versions.passed, deadline_s=config.weight_sync.publish_deadline_s),
+        verified=partial(versions.passed, deadline_s=verifying_s(config)),
     ) as rollouts:
         runner = Runner(
             rollouts.roll,
