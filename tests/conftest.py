@@ -47,6 +47,8 @@ TEXT = (
     "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
 )
 
+SAID_CALL = '<tool_call>{"name": "find", "arguments": {"it": "bore"}}</tool_call>'
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warnings are of what can be mended here."""
@@ -200,7 +202,8 @@ def spoken_model_path(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """A model that has learnt by heart to search after `what is`, spelling tags as several tokens,
-    after `try again`, with single-token tags, and to end after `invalid`."""
+    after `try again`, with single-token tags, by a call after `action`, and to end after
+    `invalid`."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -211,10 +214,11 @@ def spoken_model_path(
         bpe_tokenizer.encode("what is" + action),
         tagged_tokenizer.encode("try again" + action),
         [*bpe_tokenizer.encode("invalid , try"), bpe_tokenizer.eos_token_id] * 2,
+        [*bpe_tokenizer.encode(f"My previous action{SAID_CALL}"), bpe_tokenizer.eos_token_id],
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for step in range(150):
-        ids = torch.tensor([rows[step % 3]])
+    for step in range(200):
+        ids = torch.tensor([rows[step % 4]])
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()

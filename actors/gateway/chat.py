@@ -25,7 +25,6 @@ from actors.environments.chat import (
     thoughts,
     without_thoughts,
 )
-from actors.environments.search_r1 import Malformed
 from actors.environments.vllm_formats import VllmFormat
 from actors.gateway.history import History, Key, keys_of
 from actors.gateway.protocol import (
@@ -207,12 +206,13 @@ class Reader:
 
     def read(self, text: str, opened: bool) -> Said:
         """Read a whole turn. Where no call of it can be read, all of it is its content."""
-        content, found = text, list[Call | Malformed]()
+        content, found = text, list[object]()
         if self._format is not None:
-            found = parse_calls(without_thoughts(text, opened), self._format)
+            found = [*parse_calls(without_thoughts(text, opened), self._format)]
             content = text[: call_begin(_outside(text, opened), self._format)]
         elif self._vllm is not None:
-            beside, found = self._vllm.read(without_thoughts(text, opened))
+            beside, read = self._vllm.read(without_thoughts(text, opened))
+            found = [*read]
             thought = "".join(text[begin:end] for begin, end in thoughts(text, opened))
             content = thought + beside
         calls = tuple(each for each in found if isinstance(each, Call) and _is_json(each))

@@ -57,6 +57,8 @@ class Text:
 
     def put(self, tokens: Sequence[int]) -> None:
         """Take further tokens, up to the one that completes a stop."""
+        if self.stopped:
+            return
         if len(tokens) > 1 and self._stops:
             before = self._ids[:], self._start, self._until, self.full, self.kept
             self._take(tokens)
@@ -67,7 +69,7 @@ class Text:
             for token in tokens:
                 if not self.stopped:
                     self._take([token])
-        elif not self.stopped:
+        else:
             self._take(tokens)
 
     def finish(self) -> None:

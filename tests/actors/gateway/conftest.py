@@ -47,11 +47,12 @@ class Served:
     client: AsyncOpenAI
     policy: Any
     prompter: Prompter
+    others: list[AsyncOpenAI] = field(default_factory=list)
 
-    def another(self, session: Session | None = None, **given: Any) -> AsyncOpenAI:
-        """A client of another session."""
-        key = (session or self.gateway.open(LEASE, **given)).key
-        return client_of(self.gateway.url, key)
+    def another(self, key: str) -> AsyncOpenAI:
+        """A client with another key."""
+        self.others.append(client_of(self.gateway.url, key))
+        return self.others[-1]
 
 
 def client_of(url: str, key: str) -> AsyncOpenAI:
@@ -97,5 +98,6 @@ async def serve(prompter: Prompter) -> AsyncIterator[Serve]:
 
     yield make
     for each in begun:
-        await each.client.close()
+        for client in (each.client, *each.others):
+            await client.close()
         await each.gateway.close()

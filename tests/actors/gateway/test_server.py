@@ -11,7 +11,7 @@ import pytest
 from actors.errors import GenerationFailed, UnverifiedWeights
 from actors.gateway.sessions import Result
 from actors.policies.base import Completion, Delta
-from tests.actors.gateway.conftest import Serve, client_of
+from tests.actors.gateway.conftest import Serve
 
 USER = [{"role": "user", "content": "what is the mayor of bore ?"}]
 
@@ -166,14 +166,14 @@ async def test_bodies_that_are_none_are_refused(serve: Serve) -> None:
 async def test_a_key_opens_its_own_session_while_it_lasts(serve: Serve) -> None:
     served = await serve("a", "b")
     other = served.gateway.open(served.session.lease)
-    await served.another(other).chat.completions.create(model="", messages=USER)
+    await served.another(other.key).chat.completions.create(model="", messages=USER)
     assert len(other.calls) == 1 and not served.session.calls
     other.close()
     with pytest.raises(openai.APIStatusError) as gone:
-        await served.another(other).models.list()
+        await served.another(other.key).models.list()
     assert gone.value.status_code == 410 and gone.value.code == "session_ended"
     with pytest.raises(openai.AuthenticationError):
-        await client_of(served.gateway.url, "another").models.list()
+        await served.another("another").models.list()
     assert [each.id async for each in served.client.models.list()] == ["policy"]
 
 
