@@ -86,6 +86,8 @@ def _add(
     responses[200] = {"description": told, "content": content}
     if serve.__name__ == "result":
         responses[409] = responses[400] | {"description": "Another result was posted before"}
+    if serve.__name__ == "retrieve":
+        responses[404] = responses[400] | {"description": "The session has nothing to search"}
     extra: dict[str, Any] = {"security": [{"key": []}]}
     if body is not None:
         schema = {"application/json": {"schema": body}}

@@ -13,9 +13,11 @@ from schemathesis.specs.openapi.checks import content_type_conformance, status_c
 
 from actors.gateway.app import create_app
 from actors.gateway.endpoints import Endpoints
+from actors.gateway.searches import SessionSearches
 from actors.gateway.server import Gateway
 from actors.prompt import Prompter
 from scripts.ask.dry_run import Said
+from tests.actors.conftest import FixedRetriever
 from tests.actors.gateway.conftest import LEASE, all_verified, config_of
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
@@ -38,7 +40,9 @@ def served(prompter: Prompter) -> Iterator[tuple[str, str]]:
         gateway = thread.submit(runner.run, begin()).result()
         over = asyncio.Event()
         serving = thread.submit(runner.run, over.wait())
-        yield gateway.url.removesuffix("/v1"), gateway.open(LEASE, free=True).key
+        session = gateway.open(LEASE, free=True)
+        session.searches = SessionSearches(FixedRetriever(), top_k=2)
+        yield gateway.url.removesuffix("/v1"), session.key
         runner.get_loop().call_soon_threadsafe(over.set)
         serving.result()
         thread.submit(runner.run, gateway.close()).result()

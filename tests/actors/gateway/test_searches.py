@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import openai
 import pytest
 
 from actors.gateway.protocol import Refused
@@ -12,6 +13,7 @@ from actors.gateway.searches import SessionSearches, with_reward, with_searches
 from replay.trajectory import Search, TokenSequence, Turn
 from retrieval_server.protocol import BadQuery, RetrievalUnavailable
 from tests.actors.conftest import PASSAGES, FixedRetriever
+from tests.actors.gateway.conftest import Serve
 
 
 async def asked(searches: SessionSearches, **body: Any) -> Any:
@@ -50,6 +52,20 @@ async def test_a_request_that_is_none_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as raised:
         await SessionSearches(FixedRetriever(), top_k=2).answer(body)
     assert raised.value.status == 400
+
+
+async def test_a_session_s_searches_are_served_by_its_gateway(serve: Serve) -> None:
+    served = await serve()
+    body = {"queries": ["a"], "topk": 1}
+    with pytest.raises(openai.NotFoundError, match="this session has nothing to search"):
+        await served.client.post("/retrieve", cast_to=object, body=body)
+    served.session.searches = SessionSearches(FixedRetriever(), top_k=2)
+    found: Any = await served.client.post("/retrieve", cast_to=object, body=body)
+    assert found == {"result": [[{"id": "p0", "contents": PASSAGES[0].contents}]]}
+    served.session.close()
+    with pytest.raises(openai.APIStatusError, match="this session has ended") as raised:
+        await served.client.post("/retrieve", cast_to=object, body=body)
+    assert raised.value.status_code == 410
 
 
 def turn(ended_at: float) -> Turn:
