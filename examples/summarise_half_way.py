@@ -1,6 +1,6 @@
 """A program that drops what it has read: once it has searched, the policy notes in a thought what
-it has found, and goes on from the question and that note alone. So a rollout has two sequences: the
-first up to the note, the second from there on; both are trained by the one reward.
+it has found, and goes on with that note in the place of the passages. So a rollout has two
+sequences: the first up to the note, the second from there on; both are trained by the one reward.
 
     environment.name=program environment.program.entry_point=examples/summarise_half_way.py:answer
 """
@@ -10,7 +10,7 @@ import re
 import httpx
 from openai import BadRequestError, OpenAI
 
-TURNS = 5
+TURNS = 8
 STOPS = ["</search>", "</think>", "</answer>"]
 ACTION = re.compile(r"<(search|think|answer)>((?:(?!<).)*)</\1>$", re.S)
 HTTP = httpx.Client(timeout=300)  # made once in an actor: forks of that answer the questions
@@ -18,8 +18,7 @@ HTTP = httpx.Client(timeout=300)  # made once in an actor: forks of that answer 
 
 def answer(question):
     """Return the policy's answer to a question; None where it gives none."""
-    client, asked, noted = OpenAI(http_client=HTTP), question["question"], False
-    text = asked
+    client, text, noted = OpenAI(http_client=HTTP), question["question"], False
     for _ in range(TURNS):
         try:
             text += said(client, text)
@@ -31,7 +30,8 @@ def answer(question):
             case re.Match() as action if action[1] == "search":
                 text += searched(client, action[2].strip())
             case re.Match() as action if not noted and "<information>" in text:
-                text, noted = f"{asked} {action[0]}", True
+                before = text.partition("<information>")[0]
+                text, noted = f"{before}<information> {action[2].strip()} </information> ", True
             case None:
                 return None
     return None

@@ -64,10 +64,10 @@ class Reader:
             raise self.error
         self.prompts.append(self.prompter.decode(np.asarray(tokens)))
         read, said = self.prompts[-1].rpartition("Question:")[2], SEARCHING
-        if "<information>" in read:
-            said = "<think> it is kelu </think> and so <answer> kelu </answer>"
-        elif "<think>" in read:
+        if "<information> it is kelu" in read:
             said = "<answer> kelu </answer>"
+        elif "<information>" in read:
+            said = "<think> it is kelu </think> and so <answer> kelu </answer>"
         text = Said(self.prompter, lambda _: said)
         return await text.complete(tokens, stops=stops, **sampling)
 
@@ -159,7 +159,7 @@ async def test_one_that_summarises_half_way_has_two(stage: Stage) -> None:
     assert trajectory.answer == "kelu" and trajectory.reward == 1.0
     assert [(each.name, len(each.turns)) for each in trajectory.sequences] == [("", 2), ("2", 1)]
     second = stage.prompter.decode(trajectory.sequences[1].prompt_tokens)
-    assert second == f"{QUESTION.text} <think> it is kelu </think>"
+    assert second == f"{QUESTION.text}{SEARCHING} <information> it is kelu </information> "
 
 
 async def test_it_is_told_the_question_and_may_reward_itself(stage: Stage) -> None:
