@@ -36,6 +36,5 @@ def said(client, text):
 
 def searched(client, query):
     """The passages of a search, as the policy reads them."""
-    found = client.post("/retrieve", cast_to=object, body={"queries": [query], "topk": 3})
-    shown = " ".join(each["contents"] for each in found["result"][0])
-    return f" <information> {shown} </information> "
+    found = client.post("/retrieve", cast_to=object, body={"query": query, "topk": 3})["result"][0]
+    return f" <information> {' '.join(each['contents'] for each in found)} </information> "

@@ -84,6 +84,9 @@ COMMANDS = {
     "bench staleness": Command(
         "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."
     ),
+    "bench gateway": Command(
+        "bench.gateway.bench:bench", "Tokens a second through the gateway, beside vLLM's server."
+    ),
     "bench stream": Command("bench.stream.bench:bench", "Trajectories a second into the log."),
     "bench weight-sync": Command(
         "bench.weight_sync.bench:bench", "Time that new weights take to reach the actors."
@@ -105,14 +108,9 @@ COMMANDS = {
 MEANT = {  # by a word that is no command
     "help": "--help",
     "version": "--version",
-    "run": "train",
-    "start": "train",
-    "launch": "train",
+    **dict.fromkeys(("run", "start", "launch"), "train"),
     "test": "evaluate",
-    "chat": "ask",
-    "generate": "ask",
-    "infer": "ask",
-    "predict": "ask",
+    **dict.fromkeys(("chat", "generate", "infer", "predict"), "ask"),
     "play": "try",
     "serve": "gateway",
     "draw": "plot",

@@ -62,8 +62,8 @@ class Text:
         if len(tokens) > 1 and self._stops:
             before = self._ids[:], self._start, self._until, self.full, self.kept
             self._take(tokens)
-            if not self.stopped:
-                return
+            if not self.stopped and not self._new():
+                return  # all of it is told, and no stop in it
             self._ids, self._start, self._until, self.full, self.kept = before
             self.stopped, self._end = False, None
             for token in tokens:

@@ -90,7 +90,7 @@ async def test_a_stream_is_what_the_whole_is(front: Callable[[], Served]) -> Non
             pieces.append(each.choices[0].delta.content or "")
             reasons.append(each.choices[0].finish_reason)
         assert "".join(pieces) == whole.choices[0].message.content
-        assert reasons[-1] == whole.choices[0].finish_reason and len(pieces) > 3
+        assert reasons[-1] == whole.choices[0].finish_reason and len(pieces) > 1
         one, other = served.session.calls[-2:]
         for name in ("tokens", "logprobs", "versions"):
             ours, theirs = (getattr(call.completion, name) for call in (one, other))
