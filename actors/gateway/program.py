@@ -197,7 +197,7 @@ class _Supervisor:
             self._process = subprocess.Popen(
                 [*words, *filter(None, [settings.entry_point])],
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr,
+                stdout=2,  # the log of the actor
                 env=environment_of(settings),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
