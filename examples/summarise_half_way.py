@@ -1,6 +1,6 @@
-"""A program that drops what it has read: once it has searched, the policy notes in a thought what
-it has found, and goes on with that note in the place of the passages. So a rollout has two
-sequences: the first up to the note, the second from there on; both are trained by the one reward.
+"""A program that drops what it has read: a thought that settles a part of the question ("river
+buke" where "the river of mida" is asked about) makes it a shorter question, and the policy goes on
+from that alone. So such a rollout has two sequences; both are trained by the one reward.
 
     environment.name=program environment.program.entry_point=examples/summarise_half_way.py:answer
 """
@@ -10,31 +10,35 @@ import re
 import httpx
 from openai import BadRequestError, OpenAI
 
-TURNS = 8
-STOPS = ["</search>", "</think>", "</answer>"]
+TURNS, STOPS = 8, ["</search>", "</think>", "</answer>"]
 ACTION = re.compile(r"<(search|think|answer)>((?:(?!<).)*)</\1>$", re.S)
 HTTP = httpx.Client(timeout=300)  # made once in an actor: forks of that answer the questions
 
 
 def answer(question):
     """Return the policy's answer to a question; None where it gives none."""
-    client, text, noted = OpenAI(http_client=HTTP), question["question"], False
+    client, asked = OpenAI(http_client=HTTP), question["question"]
+    text = asked
     for _ in range(TURNS):
         try:
             text += said(client, text)
         except BadRequestError:  # the context is full
             return None
-        match ACTION.search(text):
-            case re.Match() as action if action[1] == "answer":
-                return action[2].strip()
-            case re.Match() as action if action[1] == "search":
-                text += searched(client, action[2].strip())
-            case re.Match() as action if not noted and "<information>" in text:
-                before = text.partition("<information>")[0]
-                text, noted = f"{before}<information> {action[2].strip()} </information> ", True
-            case None:
-                return None
+        if not (action := ACTION.search(text)):
+            return None
+        if action[1] == "answer":
+            return action[2].strip()
+        if action[1] == "search":
+            text += searched(client, action[2].strip())
+        elif (shorter := shortened(asked, action[2].strip())) != asked:
+            text = asked = shorter
     return None
+
+
+def shortened(question, note):
+    """The question with what a note has found in the place of what it is about."""
+    about, _, found = note.rpartition(" ")
+    return re.sub(rf"of the {re.escape(about)} of \S+", f"of {found}", question)
 
 
 def said(client, text):
@@ -46,6 +50,5 @@ def said(client, text):
 
 def searched(client, query):
     """The passages of a search, as the policy reads them."""
-    found = client.post("/retrieve", cast_to=object, body={"queries": [query], "topk": 3})
-    shown = " ".join(each["contents"] for each in found["result"][0])
-    return f" <information> {shown} </information> "
+    found = client.post("/retrieve", cast_to=object, body={"query": query, "topk": 3})["result"][0]
+    return f" <information> {' '.join(each['contents'] for each in found)} </information> "

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from actors.errors import GenerationFailed, ProgramFailed
 from actors.gateway.rollout import ProgramRollouts
@@ -22,6 +23,7 @@ from configs.rewards import RewardsConfig, RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, ModelConfig
 from replay.codec import decode_trajectory, encode_trajectory
+from replay.protocol import Lease
 from replay.trajectory import StopReason, Trajectory
 from retrieval_server.protocol import RetrievalUnavailable
 from scripts.ask.dry_run import Said
@@ -29,7 +31,7 @@ from tests.actors.conftest import QUESTION, FixedRetriever, make_lease
 from tests.actors.gateway.conftest import all_verified
 
 EXAMPLES = REPOSITORY / "examples"
-SEARCHING = "<search> mayor of bore </search>"
+SEARCHING, NOTE = "<search> mayor of bore </search>", "<think> capital bore </think>"
 PREAMBLE = """
 import json, os, sys, time, urllib.error, urllib.request
 
@@ -64,7 +66,9 @@ class Reader:
             raise self.error
         self.prompts.append(self.prompter.decode(np.asarray(tokens)))
         read, said = self.prompts[-1].rpartition("Question:")[2], SEARCHING
-        if "<information> it is kelu" in read:
+        if "of xanu ?" in read:
+            said = NOTE if "<information>" in read else "<search> capital of xanu </search>"
+        elif "it is kelu" in read:
             said = "<answer> kelu </answer>"
         elif "<information>" in read:
             said = "<think> it is kelu </think> and so <answer> kelu </answer>"
@@ -116,10 +120,12 @@ class Stage:
         ):
             yield rollouts
 
-    async def play(self, program: ProgramConfig | str, **more: Any) -> Trajectory:
+    async def play(
+        self, program: ProgramConfig | str, lease: Lease | None = None, **more: Any
+    ) -> Trajectory:
         program = self.function(program) if isinstance(program, str) else program
         async with self.rolling(program, **more) as rollouts:
-            trajectory = await rollouts.roll(make_lease(), self.retriever)
+            trajectory = await rollouts.roll(lease or make_lease(), self.retriever)
         assert decode_trajectory(encode_trajectory(trajectory)).answer == trajectory.answer
         return trajectory
 
@@ -155,11 +161,22 @@ async def test_a_program_that_searches_has_one_whole_sequence(stage: Stage, name
 
 async def test_one_that_summarises_half_way_has_two(stage: Stage) -> None:
     path = EXAMPLES / "summarise_half_way.py"
-    trajectory = await stage.play(ProgramConfig(entry_point=f"{path}:answer"))
+    asked = replace(QUESTION, text="what is the mayor of the capital of xanu ?")
+    program = ProgramConfig(entry_point=f"{path}:answer")
+    trajectory = await stage.play(program, lease=make_lease(question=asked))
     assert trajectory.answer == "kelu" and trajectory.reward == 1.0
-    assert [(each.name, len(each.turns)) for each in trajectory.sequences] == [("", 2), ("2", 1)]
+    assert [(each.name, len(each.turns)) for each in trajectory.sequences] == [("", 2), ("2", 3)]
     second = stage.prompter.decode(trajectory.sequences[1].prompt_tokens)
-    assert second == f"{QUESTION.text}{SEARCHING} <information> it is kelu </information> "
+    assert second == "what is the mayor of bore ?"
+    assert [len(turn.searches) for turn in trajectory.turns] == [1, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("search_with_openai", 40), ("summarise_half_way", 60), ("search_r1_infer", 60)],
+)
+def test_an_example_is_short(name: str, most: int) -> None:
+    assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= most
 
 
 async def test_it_is_told_the_question_and_may_reward_itself(stage: Stage) -> None:
