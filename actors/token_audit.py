@@ -156,7 +156,8 @@ def _call_of(turn: Turn, context: Tokens, said: Sequence[Heard], where: str) -> 
         raise TokenMismatch(f"{where}: trained ids {ids} were sampled by no call that is left")
     read = [call for call in said if np.array_equal(call.prompt, context)]
     if not read:
-        _require_same(f"{where}: what stands before it and as read", context, said[0].prompt)
+        nearest = max(said, key=lambda call: _common(call.prompt, context))
+        _require_same(f"{where}: what stands before it and as read", context, nearest.prompt)
     for call in read:
         sampled = call.completion
         if _same(turn.behaviour_logprobs, sampled.logprobs) and _same(
@@ -164,6 +165,13 @@ def _call_of(turn: Turn, context: Tokens, said: Sequence[Heard], where: str) -> 
         ):
             return call
     raise TokenMismatch(f"{where}: log-probs or versions on record are not those of its sampling")
+
+
+def _common(one: Tokens, other: Tokens) -> int:
+    """Return how many ids two prompts begin with alike."""
+    length = min(len(one), len(other))
+    apart = np.flatnonzero(one[:length] != other[:length])
+    return int(apart[0]) if len(apart) else length
 
 
 def _same(found: NDArray[Any], expected: NDArray[Any]) -> bool:
@@ -223,8 +231,6 @@ def _require_same(what: str, found: Tokens, expected: Tokens, begin: int = 0) ->
     """Raise TokenMismatch unless the two are equal; `begin` is their position."""
     if np.array_equal(found, expected):
         return
-    common = min(len(found), len(expected))
-    different = np.flatnonzero(found[:common] != expected[:common])
-    at = int(different[0]) if len(different) else common
+    at = _common(found, expected)
     ids, others = (each[at : at + _SHOWN].tolist() for each in (found, expected))
     raise TokenMismatch(f"{what} differ from position {begin + at} on: {ids} and {others}")

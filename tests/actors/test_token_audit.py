@@ -335,6 +335,7 @@ def test_a_programs_calls_pass_once_each(stage: Any, config_for: Any) -> None:
         ),
         (told(0, 0, observation_tokens=ids()), "sequence 1, turn 1: what .* from position 4 on"),
         (asked(ids(8, 1)), r"sequence 2, turn 0: what .* position 1 on: \[1\] and \[9\]"),
+        (asked(ids(8, 9, 9)), r"sequence 2, turn 0: what .* position 2 on: \[9\] and \[\]"),
         (asked(ids(1, 2)), r"sequence 2, turn 0: what .* position 0 on: \[1, 2\] and \[8, 9\]"),
         (told(0, 0, policy_versions=ids(0, 9)), "sequence 1, turn 0: log-probs or versions on"),
         (told(1, 0, behaviour_logprobs=np.float32([0, 1])), "sequence 2, turn 0: log-probs or ver"),

@@ -13,10 +13,15 @@ from actors.gateway.calls import Call
 from actors.gateway.merging import merged
 from actors.policies.base import Completion
 from actors.token_audit import require_recorded
-from replay.codec import MAX_SEQUENCES, MAX_TURNS
-from replay.trajectory import TokenSequence
+from configs.runtime.files import MOST_IDS
+from configs.schema import LearnerConfig
+from learner.batch import build
+from replay.codec import MAX_SEQUENCES, MAX_TURNS, encode_trajectory
+from replay.protocol import Batch
+from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory
 from tests.actors.gateway.conversations import Program, program, stammerer
 
+STEP = 10  # beyond all versions
 TOKENIZERS = ("qwen_tokenizer", "llama_tokenizer", "demo_tokenizer")
 Told = tuple[float, int] | None  # of a sampled token: its log-prob and version
 
@@ -95,6 +100,39 @@ def test_random_conversations_merge_into_what_was_read_and_sampled(
 
 def test_so_they_do_where_much_continues_by_chance() -> None:
     check(stammerer, range(400))
+
+
+def test_the_learner_s_rows_are_what_was_read_and_sampled(demo_tokenizer: Any) -> None:
+    """Through the codec, and packed: ids, mask, log-probs and how old each token is."""
+    conversations = [program(demo_tokenizer, seed).play(14) for seed in range(40)]
+    payloads = tuple(
+        encode_trajectory(rollout(sibling, merged(calls)))
+        for sibling, calls in enumerate(conversations)
+    )
+    batch = Batch(STEP, (1,), (0,), (payloads,), {}, {}, ())
+    share = build(batch, LearnerConfig(micro_batch_tokens=2000), MOST_IDS)
+    expected = [each for calls in conversations for each in naive(calls)]
+    seen = []
+    for micro in share.micro_batches:
+        for row, number in enumerate(micro.row_ids.tolist()):
+            own, mask = expected[number], micro.loss_mask[row]
+            padding = len(mask) - len(own.ids)
+            assert micro.tokens[row].tolist() == own.ids + [0] * padding
+            assert mask.tolist() == [each is not None for each in own.told] + [False] * padding
+            numbers = micro.behaviour_logprobs[row], STEP - 1 - micro.staleness[row]
+            told = zip(*(each[mask].tolist() for each in numbers), strict=True)
+            assert list(told) == [each for each in own.told if each is not None]
+            seen.append(number)
+    assert sorted(seen) == list(range(len(expected))) and len(expected) > len(conversations)
+
+
+def rollout(sibling: int, sequences: tuple[TokenSequence, ...]) -> Trajectory:
+    """One of a group."""
+    return Trajectory(
+        group_id=1, sibling=sibling, question_id="q", kind="train", actor_id="a",
+        sampling=Sampling(), sequences=sequences, stop_reason=StopReason.ANSWERED, answer="x",
+        reward=float(sibling % 2),
+    )  # fmt: skip
 
 
 @pytest.mark.slow
