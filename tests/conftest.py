@@ -31,7 +31,7 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_run.py",
     "test_survivors.py",
 }
-ENGINES = {"test_vllm.py", "test_adapter_vllm.py"}
+ENGINES = {"test_vllm.py", "test_adapter_vllm.py", "test_gateway_vllm.py"}
 LONGEST = {  # of the others
     "test_elastic.py",
     "test_faults.py",

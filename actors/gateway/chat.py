@@ -178,7 +178,7 @@ class _Marked:
                 value = value.replace(text, self._marks[text])
             return value
         if isinstance(value, dict):
-            return {name: self.put(each) for name, each in value.items()}
+            return {self.put(name): self.put(each) for name, each in value.items()}
         return [self.put(each) for each in value] if isinstance(value, list) else value
 
     def pieces(self, text: str) -> list[tuple[str, bool]]:

@@ -23,10 +23,10 @@ from configs.load import load
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from scripts.bench import harness
-from scripts.bench.engine.stack import demo_files
 from scripts.bench.gateway.calls import Window, window
 from scripts.bench.gateway.serving import Address, command_of_vllm
 from scripts.bench.overlap.task import prepare_model, questions
+from scripts.demo.task import prepare
 
 SESSIONS, LAYERS, SEED = 64, 8, 0
 START_S = 600.0
@@ -72,7 +72,8 @@ def bench(options: BenchGatewayOptions) -> None:
 
 def measure(sizes: Sizes, report: harness.Report) -> dict[str, Any]:
     """The figures of both servers. Raises BenchError."""
-    model = prepare_model(demo_files(report).model, LAYERS, report)
+    files = prepare(REPOSITORY / ".cache", SEED, report)
+    model = prepare_model(files.model, LAYERS, report)
     overrides = [f"model.path={model}", f"actors.max_num_seqs={SESSIONS}", "actors.threads=1"]
     config = load(CONFIG, overrides)
     prepare_environment(config)  # of both servers

@@ -126,6 +126,20 @@ async def told(served: Served, stream: bool) -> dict[str, Any]:
     return {"role": "assistant", "content": content, "tool_calls": made}
 
 
+@pytest.mark.slow  # it imports vLLM
+@pytest.mark.parametrize("model", ["qwen3_5_think"], indirect=True)
+async def test_calls_are_read_by_vllms_parsers(serve: Serve, model: Any) -> None:
+    pytest.importorskip("vllm")
+    model.add_tokens(["<tool_call>", "</tool_call>"], special_tokens=True)
+    value = "<parameter=query_list>\n[1]\n</parameter>\n"
+    call = f"<tool_call>\n<function=search>\n{value}</function>\n</tool_call>"
+    served = await serve(f"so </think>Yes. {call}", prompter=prompter_of(model))
+    message = await told(served, stream=True)
+    assert message["content"].startswith("so </think>Yes.")
+    (made,) = message["tool_calls"]
+    assert json.loads(made["function"]["arguments"]) == {"query_list": [1]}
+
+
 async def test_a_call_that_cannot_be_read_stays_text(serve: Serve) -> None:
     broken = "<tool_call>{'name'}</tool_call>"
     served = await serve(broken, broken)

@@ -330,3 +330,16 @@ async def test_a_stream_whose_client_leaves_is_given_up(serve: Serve, prompter: 
         while served.session.at_work:
             await asyncio.sleep(0.01)
     assert not served.session.calls
+
+
+async def test_what_ends_a_stream_half_way_is_told(serve: Serve, prompter: Any) -> None:
+    ids = prompter.text("what is the mayor<|im_end|>")
+    zeros = np.zeros(len(ids))
+    whole = Completion(ids, zeros.astype(np.float32), zeros.astype(np.int32), "stop")
+    served = await serve(policy=Letters(whole))
+    stream = await served.client.chat.completions.create(model="", messages=USER, stream=True)
+    assert (await anext(stream)).choices[0].delta.role == "assistant"
+    served.session.close()
+    with pytest.raises(openai.APIError, match="has ended"):
+        await anext(stream)
+    assert not served.session.calls and not served.session.at_work
