@@ -16,6 +16,7 @@ class ActorError(Exception):
     ├── Unscorable            a part of the reward cannot be told; it never leaves `rewards`
     ├── ToolFailed            a user's tool raised or took too long (tool_errors = fail)
     ├── EnvironmentFailed     a user's environment raised, or gave no Outcome
+    ├── ProgramFailed         a program ended with an error, late, or without a call of the policy
     └── PolicyError
         ├── EngineUnusable    the engine cannot start in this installation; names the remedy
         ├── EngineDead        the engine's process is gone
@@ -57,6 +58,10 @@ class ToolFailed(ActorError):
 
 class EnvironmentFailed(ActorError):
     """A user's environment raised, or gave no Outcome: its owner's fault."""
+
+
+class ProgramFailed(ActorError):
+    """A program could not be run, ended with an error, was late, or never asked the policy."""
 
 
 class PolicyError(ActorError):

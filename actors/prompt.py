@@ -142,6 +142,16 @@ class Prompter:
             return self._encode(text, False, True)
         return np.concatenate([self._before, self._encode(inner, False, True), self._after])
 
+    def plain(self, text: str) -> Tokens:
+        """Return int32[n]: other people's text, uncut; no special token in it."""
+        return self._encode(text, False, True)
+
+    def document(self, text: str) -> Tokens:
+        """Return int32[n]: a whole prompt's text, behind what the tokenizer begins any text with;
+        special tokens in it are such.
+        """
+        return self._encode(text, True)
+
     def text(self, text: str) -> Tokens:
         """Return int32[n]: our own text, or a chat template's: special tokens in it are such."""
         return self._encode(text)
@@ -172,6 +182,13 @@ class Prompter:
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer itself, for what reads calls by its vocabulary."""
         return self._tokenizer
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of the tokenizer's special tokens, the longest first."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        found = {str(each.content) for each in added if each.special}
+        return tuple(sorted(found, key=len, reverse=True))
 
     @property
     def end_token(self) -> int | None:

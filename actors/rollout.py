@@ -94,11 +94,11 @@ async def rollout(
         reward_parts=score.parts,
         timings=clock.timings(),
         attempt=lease.attempt,
-        reference_tokens=_reference(lease.question, prompter),
+        reference_tokens=reference_of(lease.question, prompter),
     )
 
 
-def _reference(question: Question, prompter: Prompter) -> Tokens:
+def reference_of(question: Question, prompter: Prompter) -> Tokens:
     return prompter.foreign(question.answers[0]) if question.answers else NOTHING
 
 

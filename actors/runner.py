@@ -9,14 +9,15 @@ by replay's messages, by the policy and by the subscriber.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Protocol
 
 from actors.environments import toolbox
 from actors.environments.base import Retriever, search_records
 from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
-from actors.policies.base import Completion, Policy, Stops
+from actors.policies.base import Completion, Delta, Policy, Stops, deltas
 from configs.runtime.files import weights_bytes
 from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
@@ -96,6 +97,35 @@ class MeteredPolicy:
         self.tokens += len(completion.tokens)
         return completion
 
+    async def stream(
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """Stream and count. Raises PolicyError."""
+        parts = deltas(
+            self._policy,
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            priority=priority,
+        )
+        try:
+            async with aclosing(parts):
+                async for delta in parts:
+                    self.tokens += len(delta.tokens)
+                    yield delta
+        except PolicyError:
+            self.lost += 1
+            raise
+
 
 class VerifiedVersions:
     """The versions whose probe passed here; `serving` is set while verified weights serve."""
@@ -106,10 +136,15 @@ class VerifiedVersions:
         self._passed: set[int] = set()
         self._doubtful: dict[int, int] = {}  # number → its latest load after one in doubt
         self.announcements: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+        self._waiting: dict[asyncio.Future[None], set[int]] = {}  # for these to pass
 
     def add(self, incarnation: int, version: int) -> None:
         """Record that this version passed its probe, and announce it."""
         self._passed.add(version)
+        for passed in [each for each, of in self._waiting.items() if of <= self._passed]:
+            del self._waiting[passed]
+            if not passed.done():
+                passed.set_result(None)
         self.announcements.put_nowait((incarnation, version))
 
     def forget(self, version: int, in_doubt: bool) -> None:
@@ -122,6 +157,30 @@ class VerifiedVersions:
         if in_doubt:
             self._doubtful[version] = self.loads
         self._passed.discard(version)
+        for lost in [each for each, of in self._waiting.items() if in_doubt and version in of]:
+            del self._waiting[lost]
+            if not lost.done():
+                lost.set_exception(UnverifiedWeights(f"version {version} was loaded again"))
+
+    async def passed(self, versions: Collection[int], deadline_s: float) -> None:
+        """Wait until all of these have passed. Raises UnverifiedWeights where they have not within
+        `deadline_s`, or one that has not is loaded again.
+        """
+        asked = {int(each) for each in versions}
+        if asked <= self._passed:
+            return
+        passing = asyncio.get_running_loop().create_future()
+        self._waiting[passing] = asked
+        try:
+            async with asyncio.timeout(deadline_s):
+                await passing
+        except TimeoutError as error:
+            unverified = sorted(asked - self._passed)
+            raise UnverifiedWeights(
+                f"versions {unverified} have not passed their probe for {deadline_s:g} s"
+            ) from error
+        finally:
+            self._waiting.pop(passing, None)
 
     async def check(self, trajectory: Trajectory, begun: int, deadline_s: float) -> None:
         """Wait until verified weights serve. `begun`: `loads` when its rollout began.
@@ -140,6 +199,12 @@ class VerifiedVersions:
         again = {version for version in seen if self._doubtful.get(version, 0) > begun}
         if again:
             raise UnverifiedWeights(f"holds tokens of versions that were loaded again: {again!r}")
+
+
+def verifying_s(config: Config) -> float:
+    """Return how long is waited for verified weights."""
+    size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
+    return config.weight_sync.deadline_s(size)
 
 
 class Runner:
@@ -162,8 +227,7 @@ class Runner:
         self._rollout, self._retriever = rollout, retriever
         self._writer, self._versions = writer, versions
         self._meter, self._actors = meter, config.actors
-        size = 2 * weights_bytes(config.model.path)  # an engine may hold fp32
-        self._verify_s = config.weight_sync.deadline_s(size)
+        self._verify_s = verifying_s(config)
         self._rollouts: dict[asyncio.Task[None], Lease] = {}
         self._stopping, self._late = asyncio.Event(), asyncio.Event()
         self._cause = ""

@@ -17,7 +17,8 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from actors import joining
 from actors.environments import registry
-from actors.environments.base import Retriever
 from actors.errors import ActorError, EngineUnusable
+from actors.gateway import program
+from actors.gateway.rolling import rolling
 from actors.policies import engine_keys
 from actors.policies.capacity import Capacity, mean_context
 from actors.policies.engine import (
@@ -39,9 +41,8 @@ from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.runner import MeteredPolicy, Runner, VerifiedVersions, verifying_s
 from actors.statement import Statement
-from actors.token_audit import TokenAudit
 from configs.keys import ACTOR, Address, Addresses
 from configs.load import ConfigError, load
 from configs.runtime.node import own_node
@@ -58,8 +59,8 @@ from configs.runtime.signals import MAKE_WAY, on_stop
 from configs.schema import Config
 from configs.trust import FLAG, TRUSTING
 from replay.clients.actor import TrajectoryWriter
-from replay.protocol import Hello, Lease, ReplayError, ReplayTimeout
-from replay.trajectory import Question, Trajectory
+from replay.protocol import Hello, ReplayError, ReplayTimeout
+from replay.trajectory import Question
 from weight_sync.adapter import adapter_of
 from weight_sync.protocol import PeerFailed, SyncTimeout, TransportFailed, WeightSyncError
 from weight_sync.subscriber import Subscriber
@@ -76,6 +77,7 @@ async def run(config: Config, actor_id: str) -> None:
     tokenizer = _tokenizer(config)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     registry.check(config, prompter)
+    program.check(config)
     hello = Hello(actor_id, tokenizer_digest(tokenizer), node=own_node())
     retriever, rewards, replay = open_retrieval(config), Rewards.open(config), config.replay
     addresses = Addresses.of(config)
@@ -128,31 +130,31 @@ async def _serve(
     )
     meter, versions = MeteredPolicy(policy), VerifiedVersions(subscriber.serving)
     subscriber.on_verified, subscriber.on_loaded = versions.add, versions.forget
-    audit = TokenAudit(prompter, config)
-
-    def roll(lease: Lease, retriever: Retriever) -> Awaitable[Trajectory]:
-        return audit.rollout(
-            lease,
-            policy=meter,
+    async with rolling(
+        config,
+        policy=meter,
+        prompter=prompter,
+        rewards=rewards,
+        actor_id=actor_id,
+        verified=partial(versions.passed, deadline_s=verifying_s(config)),
+    ) as rollouts:
+        runner = Runner(
+            rollouts.roll,
             retriever=retriever,
-            prompter=prompter,
-            rewards=rewards,
+            writer=writer,
+            versions=versions,
+            meter=meter,
             config=config,
-            actor_id=actor_id,
         )
-
-    runner = Runner(
-        roll, retriever=retriever, writer=writer, versions=versions, meter=meter, config=config
-    )
-    capacity = _capacity(config, prompter, policy.statistics.kv_tokens)
-    statement = Statement(writer, versions.announcements, capacity, policy.statistics, runner)
-    statement.on_first = _first_served
-    sources = (runner, retriever, rewards, subscriber, policy, audit, statement)
-    writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
-    _stop_on_signals(runner)
-    _awaits_weights(learner.endpoint)
-    cause = await _run_beside(runner, subscriber.run(), policy.watch(), statement.run())
-    logger.info("drained: %s", cause)
+        capacity = _capacity(config, prompter, policy.statistics.kv_tokens)
+        statement = Statement(writer, versions.announcements, capacity, policy.statistics, runner)
+        statement.on_first = _first_served
+        sources = (runner, retriever, rewards, subscriber, policy, rollouts, statement)
+        writer.gauges = lambda: {k: v for each in sources for k, v in each.gauges().items()}
+        _stop_on_signals(runner)
+        _awaits_weights(learner.endpoint)
+        cause = await _run_beside(runner, subscriber.run(), policy.watch(), statement.run())
+        logger.info("drained: %s", cause)
 
 
 async def _run_beside(runner: Runner, *helpers: Coroutine[Any, Any, None]) -> str:

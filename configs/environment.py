@@ -7,6 +7,7 @@ from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
 from configs.section import (
+    NAMES_SECRET,
     REACHES_OUT,
     RUNS_CODE,
     NonNegative,
@@ -15,9 +16,13 @@ from configs.section import (
     Section,
 )
 
-BUILT_IN = ("search_r1", "tool_call", "no_search", "rag")
+PROGRAM = "program"
+BUILT_IN = ("search_r1", "tool_call", "no_search", "rag", PROGRAM)
 BUILT_IN_TOOLS = ("visit", "python")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_IN_A_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*")
+_GIVEN = ("OPENAI_", "FORAGE_")  # how the variables begin that every program is given
 
 
 class VisitConfig(Section, frozen=True):
@@ -38,12 +43,64 @@ class PythonConfig(Section, frozen=True):
     output_bytes: Positive = 20_000  # that are shown
 
 
+class ProgramConfig(Section, frozen=True):
+    """The program of `environment.name: program`, which answers a question by calls of the policy,
+    and its limits. Raises ValueError for a program that is told in two ways, or in none of them.
+    """
+
+    command: Annotated[tuple[str, ...], RUNS_CODE] = ()  # its words, which no shell reads
+    # In place of a command, a Python function: package.module:function, or FILE.py:function
+    entry_point: Annotated[str, RUNS_CODE] = ""
+    # Of the actor's environment variables, those that it is given beside HOME, PATH and the like
+    variables: Annotated[tuple[str, ...], NAMES_SECRET] = ()
+    at_once: Positive = 64  # programs in an actor; further rollouts wait for their turn
+    deadline_s: Seconds = 180.0  # of a program; below actors.rollout_deadline_s
+    grace_s: Seconds = 2.0  # between SIGTERM, at its deadline, and SIGKILL
+    memory_mb: NonNegative = 4096  # of address space, for each of its processes; 0: no limit
+    file_mb: Positive = 64  # of each file that it writes
+    output_bytes: Positive = 65536  # of the end of what it prints, where its result is read
+    # A program that exits with an error or is late: its lease fails, or is scored as unanswered
+    failures: Literal["fail", "score"] = "fail"
+
+    def __post_init__(self) -> None:
+        point = self.entry_point
+        if self.command and point:
+            raise ValueError(
+                f"environment.program.entry_point = {point!r}: environment.program.command names a "
+                "program too: leave one of them out"
+            )
+        if self.command and not self.command[0]:
+            raise ValueError(
+                "environment.program.command = '': its first word is empty: name a program"
+            )
+        if point and not (_ENTRY_POINT.fullmatch(point) or _IN_A_FILE.fullmatch(point)):
+            raise ValueError(
+                f"environment.program.entry_point = {point!r}: name a function as "
+                "package.module:function or FILE.py:function"
+            )
+        for name in self.variables:
+            if not _VARIABLE.fullmatch(name) or name.startswith(_GIVEN):
+                raise ValueError(
+                    f"environment.program.variables = {name!r}: name a variable of the actors' "
+                    f"environment, by none of its own names ({', '.join(_GIVEN)}…)"
+                )
+
+
+class GatewayConfig(Section, frozen=True):
+    """The limits of one session of the gateway (docs/gateway.md)."""
+
+    calls: Positive = 256
+    calls_at_once: Positive = 16
+    messages: Positive = 1024  # of one call
+    body_bytes: Positive = 1_000_000  # of one call
+
+
 class EnvironmentConfig(Section, frozen=True):
     """The environment's name and settings (docs/environments.md). Raises ValueError for a name that
     is none, and for a template without its placeholder.
     """
 
-    # Or tool_call, no_search, rag, or your own: "package.module:factory"
+    # Or tool_call, no_search, rag, program, or your own: "package.module:factory"
     name: Annotated[str, RUNS_CODE] = "search_r1"
     # visit, python, or your own: "package.module:function"
     tools: Annotated[tuple[str, ...], RUNS_CODE] = ()
@@ -51,6 +108,8 @@ class EnvironmentConfig(Section, frozen=True):
     mcp: Annotated[tuple[str, ...], RUNS_CODE] = ()
     visit: VisitConfig = VisitConfig()
     python: PythonConfig = PythonConfig()
+    program: ProgramConfig = ProgramConfig()
+    gateway: GatewayConfig = GatewayConfig()
     tool_deadline_s: Seconds = 30.0  # of one use of a tool
     tool_errors: Literal["tell", "fail"] = "tell"  # the policy; or fail the lease
     tool_limits: dict[str, Positive] = {}  # uses at once in an actor, by a tool's name
@@ -69,6 +128,12 @@ class EnvironmentConfig(Section, frozen=True):
             raise ValueError(
                 f"environment.name = {self.name!r}: choose one of {', '.join(BUILT_IN)}, or name "
                 "your own as package.module:factory"
+            )
+        if self.name == PROGRAM and not (self.program.command or self.program.entry_point):
+            raise ValueError(
+                "environment.name = 'program': no program is named: give "
+                "environment.program.command=[PROGRAM,WORD] or "
+                "environment.program.entry_point=FILE.py:function"
             )
         for tool in self.tools:
             if tool not in BUILT_IN_TOOLS and not _ENTRY_POINT.fullmatch(tool):

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from configs.algorithm.algorithm import AlgorithmConfig, check_credit, check_moment
 from configs.algorithm.critic import CriticConfig, require_critic
-from configs.environment import EnvironmentConfig
+from configs.environment import PROGRAM, EnvironmentConfig
 from configs.fleet import ClusterConfig, FleetConfig
 from configs.lora import LoraConfig
 from configs.prompts import SEARCH_R1_CORRECTION
@@ -338,10 +338,10 @@ class Config(Section, frozen=True):
     @property
     def starts_retrieval_server(self) -> bool:
         """True where training starts a retrieval server of its own: not without searches, and for a
-        user's environment where it has something to search.
+        user's environment or program where it has something to search.
         """
         searches = self.environment.name != "no_search"
-        if ":" in self.environment.name:
+        if ":" in self.environment.name or self.environment.name == PROGRAM:
             asked = self.retrieval
             searches = bool(asked.corpus or asked.index or asked.is_live)
         return self.retrieval.has_own_server and searches

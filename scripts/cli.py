@@ -67,6 +67,7 @@ COMMANDS = {
     "evaluate": Command("evaluation.evaluate:evaluate", "Ask a model every question of test sets."),
     "ask": Command("ask.ask:ask", "Ask a trained model questions in the terminal."),
     "try": Command("ask.dry_run:try_question", "Play one question, without training."),
+    "gateway": Command("ask.gateway:gateway", "Serve a model to programs, at a URL like OpenAI's."),
     "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
@@ -82,6 +83,9 @@ COMMANDS = {
     "bench learner": Command("bench.learner:bench", "Time and memory of a learner's step."),
     "bench staleness": Command(
         "bench.staleness.bench:bench", "Exact match by the data's age, for each correction."
+    ),
+    "bench gateway": Command(
+        "bench.gateway.bench:bench", "Tokens a second through the gateway, beside vLLM's server."
     ),
     "bench stream": Command("bench.stream.bench:bench", "Trajectories a second into the log."),
     "bench weight-sync": Command(
@@ -104,15 +108,11 @@ COMMANDS = {
 MEANT = {  # by a word that is no command
     "help": "--help",
     "version": "--version",
-    "run": "train",
-    "start": "train",
-    "launch": "train",
+    **dict.fromkeys(("run", "start", "launch"), "train"),
     "test": "evaluate",
-    "chat": "ask",
-    "generate": "ask",
-    "infer": "ask",
-    "predict": "ask",
+    **dict.fromkeys(("chat", "generate", "infer", "predict"), "ask"),
     "play": "try",
+    "serve": "gateway",
     "draw": "plot",
     "compare": "runs",
     "sft": "warm-start",
@@ -128,7 +128,7 @@ GROUPS = {
 }
 THEMES = {
     "Train": ("demo", "train", "resume", "scale", "sync", "warm-start"),
-    "Use a model": ("evaluate", "ask", "try"),
+    "Use a model": ("evaluate", "ask", "try", "gateway"),
     "Look into a run": ("runs", "show", "plot", "audit", "compact", "relearn"),
     "Prepare": ("data", "index", "memory", "plan", "doctor"),
     "Measure": ("bench",),

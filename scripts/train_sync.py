@@ -12,21 +12,20 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actors.environments.base import Retriever
 from actors.errors import ActorError, EngineDead, EngineUnusable
-from actors.policies.base import Policy
+from actors.gateway.rolling import rolling
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.token_audit import TokenAudit
 from configs.load import ConfigError, save
 from configs.runtime.files import vocabulary_of
 from configs.runtime.process import Exit, begin
@@ -82,20 +81,10 @@ class Rollouts:
     they have in a run of many processes which never waits.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        policy: Policy,
-        retriever: Retriever,
-        prompter: Prompter,
-        rewards: Rewards,
-    ) -> None:
-        self.config, self.policy, self.retriever = config, policy, retriever
-        self.prompter, self.rewards = prompter, rewards
+    def __init__(self, config: Config, roll: Callable[[Lease], Awaitable[Trajectory]]) -> None:
+        self.config, self._roll = config, roll
         self.opened, self.evaluated, self.streaks = 1, EVAL_GROUPS, Streaks()
         self.failed, self.cause = 0, ""  # groups in a row, and why the last rollout did
-        self.audit = TokenAudit(prompter, config)
         self.questions = Questions(questions_of(config, "train").questions, config.seed)
         self.eval_questions = questions_of(config, "eval").questions
         self.slots = asyncio.Semaphore(config.actors.slots * config.actors.count)
@@ -119,15 +108,7 @@ class Rollouts:
 
     async def _roll_out(self, lease: Lease) -> Trajectory:
         async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
-            return await self.audit.rollout(
-                lease,
-                policy=self.policy,
-                retriever=self.retriever,
-                prompter=self.prompter,
-                rewards=self.rewards,
-                config=self.config,
-                actor_id="sync",
-            )
+            return await self._roll(lease)
 
     async def group(self, question: Question) -> list[Trajectory]:
         """Every sibling of the next group, which asks `question`; none where one has failed.
@@ -283,10 +264,14 @@ async def train(
     try:
         if server:
             await server.ready()
-        async with retrieval as retriever, scoring as rewards:
-            rollouts = Rollouts(
-                config, policy=policy, retriever=retriever, prompter=prompter, rewards=rewards
-            )
+        async with (
+            retrieval as retriever,
+            scoring as rewards,
+            rolling(
+                config, policy=policy, prompter=prompter, rewards=rewards, actor_id="sync"
+            ) as made,
+        ):
+            rollouts = Rollouts(config, partial(made.roll, retriever=retriever))
             steps = take_steps(trainer, rollouts, policy, folder)
             return await (server.beside(steps) if server else steps)
     finally:

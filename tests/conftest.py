@@ -24,13 +24,14 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_cluster.py",
     "test_detach.py",
     "test_lag0.py",
+    "test_programs.py",
     "test_restarts.py",
     "test_resume.py",
     "test_retrieval_faults.py",
     "test_run.py",
     "test_survivors.py",
 }
-ENGINES = {"test_vllm.py", "test_adapter_vllm.py"}
+ENGINES = {"test_vllm.py", "test_adapter_vllm.py", "test_gateway_vllm.py"}
 LONGEST = {  # of the others
     "test_elastic.py",
     "test_faults.py",
@@ -45,6 +46,8 @@ TEXT = (
     "what is the mayor of bore ? <search> mayor of bore </search> <information> the mayor of bore "
     "is kelu . </information> <answer> kelu </answer> My previous action is invalid , try again ."
 )
+
+SAID_CALL = '<tool_call>{"name": "find", "arguments": {"it": "bore"}}</tool_call>'
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -199,7 +202,8 @@ def spoken_model_path(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
     """A model that has learnt by heart to search after `what is`, spelling tags as several tokens,
-    after `try again`, with single-token tags, and to end after `invalid`."""
+    after `try again`, with single-token tags, by a call after `action`, and to end after
+    `invalid`."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -210,10 +214,11 @@ def spoken_model_path(
         bpe_tokenizer.encode("what is" + action),
         tagged_tokenizer.encode("try again" + action),
         [*bpe_tokenizer.encode("invalid , try"), bpe_tokenizer.eos_token_id] * 2,
+        [*bpe_tokenizer.encode(f"My previous action{SAID_CALL}"), bpe_tokenizer.eos_token_id],
     ]
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
-    for step in range(150):
-        ids = torch.tensor([rows[step % 3]])
+    for step in range(200):
+        ids = torch.tensor([rows[step % 4]])
         optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()

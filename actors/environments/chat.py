@@ -30,6 +30,7 @@ ToolMessage = tuple[str, list[Tokens]]  # a tool's name, and the pieces of what 
 _ARGUMENTS = {"hermes": "arguments", "llama3_json": "parameters"}
 _HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _NAMED = re.compile(r'\{\s*"(?:name|type)"\s*:')  # Llama 3 writes a type first, sometimes
+_BEGINS = {"hermes": re.compile("<tool_call>"), "llama3_json": _NAMED}
 _DECODER = json.JSONDecoder()
 _THINK = re.compile("<(/?)think>")
 _OPENING_TOKENS = 16  # in which a template's `<think>` stands at the end of a context
@@ -164,19 +165,29 @@ def opens_thought(prompter: Prompter, before: Tokens) -> bool:
 
 
 def without_thoughts(text: str, opened: bool = False) -> str:
-    """Return a turn's own text without what stands in `<think>`, nested or not, closed or not;
-    `opened`: the template has written the first one, which the policy may repeat. A line's end
-    stands for each thought, so that what is around it joins to no call.
+    """Return a turn's own text without its thoughts. A line's end stands for each, so that what is
+    around it joins to no call.
     """
-    begins = text.lstrip().startswith("<think>")
-    text = f"<think>{text}" if opened and not begins else text
-    depth, at, kept = 0, 0, list[str]()
+    at, kept = 0, list[str]()
+    for begin, end in thoughts(text, opened):
+        kept += text[at:begin], "\n"
+        at = end
+    return "".join([*kept, text[at:]])
+
+
+def thoughts(text: str, opened: bool = False) -> list[tuple[int, int]]:
+    """Return where what stands in `<think>`, nested or not, closed or not, begins and ends in a
+    turn's own text; `opened`: the template has written the first one, which the policy may repeat.
+    """
+    depth = int(opened and not text.lstrip().startswith("<think>"))
+    begin, found = 0, list[tuple[int, int]]()
     for tag in _THINK.finditer(text):
-        closes = bool(tag[1])
-        if not depth:
-            kept.append(text[at : tag.end()] if closes else f"{text[at : tag.start()]}\n")
-        depth, at = max(0, depth + (-1 if closes else 1)), tag.end()
-    return "".join(kept if depth else [*kept, text[at:]])
+        before, depth = depth, max(0, depth + (-1 if tag[1] else 1))
+        if depth and not before:
+            begin = tag.start()
+        elif before and not depth:
+            found.append((begin, tag.end()))
+    return [*found, (begin, len(text))] if depth else found
 
 
 def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
@@ -187,7 +198,13 @@ def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
 
 def begins_call(text: str, format: Format) -> bool:
     """True where a call begins in the text, closed or not."""
-    return "<tool_call>" in text if format == "hermes" else _NAMED.search(text) is not None
+    return call_begin(text, format) is not None
+
+
+def call_begin(text: str, format: Format) -> int | None:
+    """Return where the first call begins in the text, closed or not; None where none does."""
+    found = _BEGINS[format].search(text)
+    return found.start() if found else None
 
 
 def texts_of(value: Any) -> list[str] | None:

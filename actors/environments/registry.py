@@ -1,7 +1,8 @@
 """The registry of environments: names, construction and checks before any is made.
 
 `search_r1` (tags), `tool_call` (the model's chat template), the baselines `no_search` and `rag`,
-and a user's own, `package.module:factory`: `factory(lease, retriever=, prompter=, config=)` returns
+and a user's own, `package.module:factory`; of `program`, which acts through the gateway alone, only
+the settings are checked here. `factory(lease, retriever=, prompter=, config=)` returns
 an Environment, or awaits one. Its optional attribute `stops` holds the texts at which completions
 end. What it gives may lack `passages` and `close`.
 """
@@ -30,7 +31,7 @@ from actors.environments.tools import load_tools
 from actors.errors import ActorError, EnvironmentFailed
 from actors.prompt import Prompter
 from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled, raised_at
-from configs.environment import EnvironmentConfig
+from configs.environment import PROGRAM, EnvironmentConfig
 from configs.load import ConfigError
 from configs.schema import Config
 from replay.protocol import Lease
@@ -46,6 +47,7 @@ _BUILT_IN: dict[str, Factory] = {
     "no_search": SingleCompletion.no_search,
     "rag": SingleCompletion.rag,
 }
+_OF_TURNS = ("tools", "mcp", "queries_per_turn", "tell_budget", "force_answer")
 
 
 @asynccontextmanager
@@ -68,6 +70,7 @@ async def make(
     """Make an environment, for whoever closes it. Raises ConfigError, RetrievalError, or
     EnvironmentFailed (a user's).
     """
+    require_turns(config)
     name = config.environment.name
     if (built_in := _BUILT_IN.get(name)) is not None:
         made = built_in(lease, retriever=retriever, prompter=prompter, config=config)
@@ -92,6 +95,8 @@ def stops_of(config: Config) -> tuple[str, ...]:
         return ToolCallEnvironment.stops
     if name in _BUILT_IN:
         return SingleCompletion.stops
+    if name == PROGRAM:
+        return ()  # each call says its own
     stops = getattr(_custom(name), "stops", STOP_TAGS)
     if not isinstance(stops, (tuple, list)) or not all(isinstance(e, str) and e for e in stops):
         raise ConfigError(
@@ -104,6 +109,15 @@ def searches(config: Config) -> bool:
     """True where rollouts ask a retriever: their own server, or what answers in its place."""
     answered = config.starts_retrieval_server or not config.retrieval.has_own_server
     return bool(config.environment.name != "no_search" and config.retrieval.top_k and answered)
+
+
+def require_turns(config: Config) -> None:
+    """Raise ConfigError for an environment that cannot be played turn by turn."""
+    if config.environment.name == PROGRAM:
+        raise ConfigError(
+            "environment.name = 'program': a program is not played turn by turn here: run it in "
+            "forage train, sync or evaluate, or name another environment"
+        )
 
 
 def needs_chat_template(config: Config) -> bool:
@@ -147,6 +161,8 @@ def require_acting(config: Config) -> None:
     (Evaluations compare environments under one configuration.)
     """
     settings, plain = config.environment, EnvironmentConfig()
+    if settings.name == PROGRAM:
+        _require_acting_beside_a_program(config)
     if settings.name in _BUILT_IN and (weight := config.rewards.weights.environment):
         raise ConfigError(
             f"rewards.weights.environment = {weight!r} acts on nothing with environment.name = "
@@ -161,11 +177,24 @@ def require_acting(config: Config) -> None:
         )
     if settings.name not in ("no_search", "rag"):
         return
-    for name in ("tools", "mcp", "queries_per_turn", "tell_budget", "force_answer"):
+    for name in _OF_TURNS:
         if (value := getattr(settings, name)) != getattr(plain, name):
             raise ConfigError(
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "
                 f"{settings.name!r}, whose policy has one completion: leave it out"
+            )
+
+
+def _require_acting_beside_a_program(config: Config) -> None:
+    settings, plain = config.environment, EnvironmentConfig()
+    given = {f"environment.{name}": getattr(settings, name) for name in (*_OF_TURNS, "system")}
+    usual = {f"environment.{name}": getattr(plain, name) for name in (*_OF_TURNS, "system")}
+    given["actors.shuffle_passages"] = config.actors.shuffle_passages
+    for field, value in given.items():
+        if value != usual.get(field, False):
+            raise ConfigError(
+                f"{field} = {value!r} acts on nothing with environment.name = 'program', which "
+                "makes its own prompts and shows what it finds itself: leave it out"
             )
 
 

@@ -47,13 +47,18 @@ class VllmFormat:
 
     def calls(self, text: str) -> list[Call | Malformed]:
         """Parse the calls of a turn's own text, in order."""
+        return self.read(text)[1]
+
+    def read(self, text: str) -> tuple[str, list[Call | Malformed]]:
+        """Parse a turn's own text: what is said beside its calls, and these, in order."""
         try:
             found = self._made().extract_tool_calls(text, self._request)
         except Exception:  # noqa: BLE001 - of a text that its parser did not foresee
-            return [Malformed()]
+            return text, [Malformed()]
         if not found.tools_called:
-            return []
-        return [_call(each.function.name, each.function.arguments) for each in found.tool_calls]
+            return text, []
+        made = (each.function for each in found.tool_calls)
+        return found.content or "", [_call(each.name, each.arguments) for each in made]
 
     def _made(self) -> Any:
         return self._parser(self._tokenizer, self._request.tools)  # it keeps what it has read

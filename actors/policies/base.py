@@ -5,9 +5,10 @@ deliveries wait for; evaluation, which the learner waits for; then the rollouts 
 oldest first. So a rollout that has begun ends before a younger one takes the cache of its context.
 """
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,3 +85,76 @@ class Policy(Protocol):
         Of those that wait, the one of the lowest `priority` is begun first.
         """
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class Delta:
+    """Tokens of a completion as they come: int32[n], and their log-probs float32[n]. `versions`:
+    those that may have sampled them. `done`: the whole completion, with its last tokens.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: frozenset[int]
+    done: Completion | None = None
+
+    @classmethod
+    def whole(cls, completion: Completion) -> "Delta":
+        """A completion that comes at once."""
+        versions = frozenset(completion.versions.tolist())
+        return cls(completion.tokens, completion.logprobs, versions, completion)
+
+
+@runtime_checkable
+class StreamingPolicy(Policy, Protocol):
+    """A policy that tells tokens as they come."""
+
+    def stream(
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """Complete as `complete` does; the last delta, and no other, has the whole. Closed before,
+        the completion is given up.
+        """
+        ...
+
+
+async def deltas(
+    policy: Policy,
+    tokens: Sequence[int],
+    *,
+    temperature: float,
+    seed: int,
+    max_tokens: int,
+    stops: Stops,
+    priority: int = 0,
+) -> AsyncGenerator[Delta, None]:
+    """Stream a completion where the policy can, else give it whole. Raises PolicyError."""
+    if not isinstance(policy, StreamingPolicy):
+        completion = await policy.complete(
+            tokens,
+            temperature=temperature,
+            seed=seed,
+            max_tokens=max_tokens,
+            stops=stops,
+            priority=priority,
+        )
+        yield Delta.whole(completion)
+        return
+    parts = policy.stream(
+        tokens,
+        temperature=temperature,
+        seed=seed,
+        max_tokens=max_tokens,
+        stops=stops,
+        priority=priority,
+    )
+    async with aclosing(parts):
+        async for delta in parts:
+            yield delta

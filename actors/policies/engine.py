@@ -263,10 +263,11 @@ def engine_arguments(config: Config, worker_extension: str) -> dict[str, Any]:
 def stop_arguments(tokenizer: Any, stops: Sequence[str]) -> dict[str, Any]:
     """Return sampling arguments that stop at these texts and keep them.
 
-    Tags that are single tokens stop by id, without detokenising; others by string, found in the
-    text while the ids remain as sampled. The end token stops either way.
+    Tags that are single tokens, added to the vocabulary, stop by id, without detokenising; others
+    by string, found in the text while the ids remain as sampled: a word may stand in other tokens
+    than its own. The end token stops either way.
     """
     ids = single_token_ids(tokenizer, stops)
-    if ids is not None:
+    if ids is not None and set(stops) <= tokenizer.get_added_vocab().keys():
         return {"stop_token_ids": ids, "detokenize": False}
     return {"stop": list(stops), "include_stop_str_in_output": True, "skip_special_tokens": False}

@@ -11,15 +11,15 @@ import functools
 import gc
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.errors import BadCompletion, EngineDead, EngineUnusable, GenerationFailed
+from actors.errors import EngineDead, EngineUnusable, GenerationFailed
 from actors.policies.adapter import adapter_arguments
-from actors.policies.base import PROBE, Completion, Stops
+from actors.policies.base import PROBE, Completion, Delta, Stops
 from actors.policies.engine import (
     Scratch,
     check_installation,
@@ -29,6 +29,7 @@ from actors.policies.engine import (
     prepare_environment,
     stop_arguments,
 )
+from actors.policies.outputs import completion_of, own_logprobs, token_versions
 from actors.policies.statistics import EngineStatistics
 from actors.prompt import load_tokenizer
 from configs.devices import on_cpu
@@ -84,6 +85,7 @@ class VllmPolicy:
         self._named = LoRARequest(ADAPTER_NAME, ADAPTER_ID, ADAPTER_NAME) if adapter else None
         self.statistics = statistics or EngineStatistics()
         self._version = self._loads = 0
+        self._labels = [0]  # every version so far, in order
         self._begun: dict[str, int] = {}  # requests in flight: the version at their begin
         self._numbers = itertools.count()
         self._stop_arguments = stop_arguments
@@ -153,25 +155,50 @@ class VllmPolicy:
         priority: int = 0,
     ) -> Completion:
         """Complete exactly `tokens`, keeping the stop. Raises PolicyError."""
+        arguments = self._stop_arguments(stops) | self._arguments
+        parameters = self._parameters(
+            temperature=temperature, seed=seed, max_tokens=max_tokens, **arguments
+        )
+        output = await self._generate(tokens, parameters, priority)
+        sampled = output.outputs[0]
+        ids = np.asarray(sampled.token_ids, dtype=np.int32)
+        return completion_of(output, ids, own_logprobs(sampled.logprobs, ids))
+
+    async def stream(
+        self,
+        tokens: Sequence[int],
+        *,
+        temperature: float,
+        seed: int,
+        max_tokens: int,
+        stops: Stops,
+        priority: int = 0,
+    ) -> AsyncGenerator[Delta, None]:
+        """Complete, telling tokens as they come. Until the last, vLLM does not tell which weights
+        sampled a token: any that has served since its request began. Raises PolicyError.
+        """
+        from vllm.sampling_params import RequestOutputKind
+
+        arguments = self._stop_arguments(stops) | self._arguments
         parameters = self._parameters(
             temperature=temperature,
             seed=seed,
             max_tokens=max_tokens,
-            **self._stop_arguments(stops),
-            **self._arguments,
+            **arguments | {"output_kind": RequestOutputKind.DELTA},
         )
-        output = await self._generate(tokens, parameters, priority)
-        sampled = output.outputs[0]
-        if sampled.finish_reason not in ("stop", "length"):
-            raise GenerationFailed(f"the engine ended a completion by {sampled.finish_reason!r}")
-        ids = np.asarray(sampled.token_ids, dtype=np.int32)
-        return Completion(
-            tokens=ids,
-            logprobs=own_logprobs(sampled.logprobs, ids),
-            versions=token_versions(sampled.weight_versions, len(ids)),
-            finish_reason=sampled.finish_reason,
-            first_token_at=first_token_at(output.metrics),
-        )
+        ids: list[NDArray[np.int32]] = []
+        scores: list[NDArray[np.float32]] = []
+        done, begun = None, len(self._labels) - 1
+        async with contextlib.aclosing(self._outputs(tokens, parameters, priority)) as outputs:
+            async for output in outputs:
+                sampled = output.outputs[0]
+                ids.append(np.asarray(sampled.token_ids, dtype=np.int32))
+                scores.append(own_logprobs(sampled.logprobs, ids[-1]))
+                if output.finished:
+                    done = completion_of(output, np.concatenate(ids), np.concatenate(scores))
+                yield Delta(ids[-1], scores[-1], frozenset(self._labels[begun:]), done)
+        if done is None:
+            raise GenerationFailed("the engine ended a completion without an end")
 
     async def score(self, tokens: Sequence[int]) -> tuple[NDArray[np.float32], int]:
         """Return float32[n - 1]: log-probs of tokens[1:] at temperature 1, computed anew, not from
@@ -217,6 +244,7 @@ class VllmPolicy:
         with _naming_death():
             await self.engine.update_weight_version(str(version))
         self._version = version
+        self._labels.append(version)
         self._loads += 1  # a version may be loaded again, because it had not verified
 
     def gauges(self) -> dict[str, float]:
@@ -290,6 +318,14 @@ class VllmPolicy:
             await self.engine.engine_core.is_sleeping_async()
 
     async def _generate(self, tokens: Sequence[int], parameters: Any, priority: int) -> Any:
+        outputs = [part async for part in self._outputs(tokens, parameters, priority)]
+        if not outputs:
+            raise GenerationFailed("the engine ended a completion without output")
+        return outputs[-1]
+
+    async def _outputs(
+        self, tokens: Sequence[int], parameters: Any, priority: int
+    ) -> AsyncGenerator[Any, None]:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineGenerateError
 
@@ -304,15 +340,14 @@ class VllmPolicy:
                 answer = self.engine.generate(
                     prompt, parameters, number, lora_request=self._named, priority=priority
                 )
-                outputs = [part async for part in answer]
+                async with contextlib.aclosing(answer):  # given up, the engine hears of it at once
+                    async for part in answer:
+                        yield part
         except (EngineGenerateError, VLLMClientError, ValueError) as error:
             cause = error.__cause__ or error  # an EngineGenerateError has no words of its own
             raise GenerationFailed(f"{type(cause).__name__}: {cause}") from error
         finally:
             del self._begun[number]
-        if not outputs:
-            raise GenerationFailed("the engine ended a completion without output")
-        return outputs[-1]
 
 
 def _unusable(config: Config, error: Exception) -> EngineUnusable:
@@ -359,33 +394,3 @@ def _start_engine(
             stat_loggers=[lambda config, index: statistics],
             disable_log_stats=arguments.disable_log_stats,
         )
-
-
-def own_logprobs(flat: Any, ids: NDArray[np.int32], skip: int = 0) -> NDArray[np.float32]:
-    """Return float32[n]: the first entry of each position, which is the token's own."""
-    if flat is None or len(flat) != len(ids) + skip:
-        raise BadCompletion(f"{flat and len(flat)} log-probs for {len(ids)} tokens")
-    starts = np.asarray(flat.start_indices[skip:], dtype=np.intp)
-    if not np.array_equal(np.asarray(flat.token_ids, dtype=np.int32)[starts], ids):
-        raise BadCompletion("log-probs of other tokens than the sampled ones")
-    return np.asarray(flat.logprobs, dtype=np.float32)[starts]
-
-
-def first_token_at(metrics: Any) -> float:
-    """Return when a request's first token was there, in seconds since the epoch, from what vLLM
-    counts of it; 0 where it tells nothing.
-    """
-    latency = metrics.first_token_latency if metrics is not None else 0.0
-    return float(metrics.arrival_time + latency) if latency > 0.0 else 0.0
-
-
-def token_versions(spans: Any, length: int) -> NDArray[np.int32]:
-    """Return int32[length] from vLLM's contiguous spans of labels."""
-    versions = np.full(length, -1, np.int32)
-    for span in spans or ():
-        if not span.version.isdecimal():
-            raise BadCompletion(f"tokens were sampled by weights labelled {span.version!r}")
-        versions[span.start : span.end] = int(span.version)
-    if (versions < 0).any():
-        raise BadCompletion(f"spans {spans!r} do not cover {length} tokens")
-    return versions

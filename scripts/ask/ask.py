@@ -20,7 +20,7 @@ import msgspec
 from rich.console import Console
 
 from actors.environments.base import Retriever
-from actors.environments.registry import searches, stops_of
+from actors.environments.registry import require_turns, searches, stops_of
 from actors.errors import ActorError, PromptTooLong
 from actors.policies.base import Policy
 from actors.prompt import Prompter, load_tokenizer
@@ -131,6 +131,7 @@ def configure(options: AskOptions) -> Config:
     config = hub.with_hub_paths(config, ("model.path", "retrieval.encoder"))
     if options.is_url:
         check_tokenizer(config.model.path)
+    require_turns(config)
     config = searchable(config)
     preflight.check_parts(config, model=not options.is_url, retrieval=searches(config))
     return config

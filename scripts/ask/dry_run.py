@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.environments.base import Retriever
-from actors.environments.registry import searches
+from actors.environments.registry import require_turns, searches
 from actors.policies.base import Completion, FinishReason, Policy, Stops
 from actors.prompt import Prompter
 from actors.retrieval import open_retrieval
@@ -85,7 +85,9 @@ def try_question(options: TryOptions) -> None:
     """Check, play, print. Raises ConfigError, ActorError, RetrievalError, ServerFailed."""
     prepare_environment()
     with Interrupt():
-        config = searchable(with_hub_paths(load(options.config, options.overrides)))
+        config = with_hub_paths(load(options.config, options.overrides))
+        require_turns(config)
+        config = searchable(config)
         if not options.by_model:
             _require_tokenizer(config.model.path)
         asked = chosen(config, options)

@@ -18,14 +18,13 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from actors.environments.base import Retriever
 from actors.environments.registry import searches
 from actors.errors import ActorError, EngineDead, EngineUnusable
+from actors.gateway.rolling import rolling
 from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.rollout import rollout
 from configs.runtime.process import PID_FILE, make_socket_dir, socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
@@ -143,21 +142,6 @@ class Evaluation:
         return failed_row(asked, question, failure, attempt), cause
 
 
-def roll_out_in(
-    config: Config, policy: VllmPolicy, retriever: Retriever, tokenizer: Any
-) -> RollOut:
-    """`rollout` under the configuration's environment."""
-    return partial(
-        rollout,
-        policy=policy,
-        retriever=retriever,
-        prompter=Prompter(tokenizer, config.questions, config.actors),
-        rewards=Rewards(config.rewards),  # evaluations are scored by exact match
-        config=config,
-        actor_id="evaluation",
-    )
-
-
 async def run(
     configs: Mapping[str, Config],
     todo: Mapping[str, Sequence[Asked]],
@@ -213,7 +197,14 @@ async def _each(needed: Mapping[str, Config], policy: VllmPolicy, ask: Ask) -> N
     tokenizer: Any = load_tokenizer(first.model.path, first.model.trust_remote_code)
     async with open_retrieval(first) as retriever:
         for name, config in needed.items():
-            await ask(name, roll_out_in(config, policy, retriever, tokenizer))
+            async with rolling(
+                config,
+                policy=policy,
+                prompter=Prompter(tokenizer, config.questions, config.actors),
+                rewards=Rewards(config.rewards),  # evaluations are scored by exact match
+                actor_id="evaluation",
+            ) as made:
+                await ask(name, partial(made.roll, retriever=retriever))
 
 
 @contextmanager

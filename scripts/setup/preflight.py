@@ -17,6 +17,7 @@ import msgspec
 
 from actors.environments import registry
 from actors.errors import Unscorable
+from actors.gateway import program
 from actors.policies import engine_keys
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import RecordedRetriever
@@ -122,6 +123,7 @@ def _environment(config: Config) -> Iterator[str]:
         if registry.needs_chat_template(config) and path and has_tokenizer(Path(path)):
             prompter = Prompter(load_tokenizer(path, trusted), config.questions, config.actors)
             registry.check(config, prompter)
+        program.check(config)
     except ConfigError as error:
         yield str(error)
     except (OSError, ValueError) as error:
@@ -393,6 +395,5 @@ _CHECKS = (
 
 def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
     """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    checks = [folder, limits, engine_keys.problems] if model else []
-    checks += [_environment, _rewards] if rewards else [_environment]
+    checks = [folder, limits, engine_keys.problems] * model + [_environment] + [_rewards] * rewards
     _refuse(config, [*checks, _retrieval, no_purse] if retrieval else checks)

@@ -74,6 +74,10 @@ def with_absolute_paths(config: Config) -> Config:
     for field in marked(INPUT_PATH):
         if path := get_field(config, field):
             config = with_field(config, field, str(_absolute(Path(path).expanduser())))
+    file, _, name = config.environment.program.entry_point.rpartition(":")
+    if file.endswith(".py"):
+        there = _absolute(Path(file).expanduser())
+        config = with_field(config, "environment.program.entry_point", f"{there}:{name}")
     return config
 
 

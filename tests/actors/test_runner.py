@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from actors.errors import EngineDead, GenerationFailed, TokenMismatch, ToolFailed, UnverifiedWeights
+from actors.policies.base import Completion
 from actors.runner import MeteredPolicy, Runner, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
 from replay.codec import encode_trajectory
@@ -303,3 +304,43 @@ async def test_tokens_of_a_version_that_was_loaded_again_are_of_nobody(
         await versions.check(made(lease_for(1, 0), version=5), before, 0.05)
     await versions.check(made(lease_for(1, 0), version=5), versions.loads, 0.05)
     await versions.check(made(lease_for(1, 0), version=4), before, 0.05)
+
+
+async def test_versions_are_waited_for_until_they_have_passed() -> None:
+    versions = VerifiedVersions(asyncio.Event())
+    versions.add(1, 4)
+    await versions.passed([4], 0.0)
+    waiting = asyncio.create_task(versions.passed({4, 5, 6}, 5.0))
+    await asyncio.sleep(0)
+    versions.add(1, 5)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    versions.add(1, 6)
+    await waiting
+
+
+async def test_a_version_that_does_not_pass_is_named() -> None:
+    versions = VerifiedVersions(asyncio.Event())
+    with pytest.raises(UnverifiedWeights, match=r"versions \[7\] have not passed .* for 0.01 s"):
+        await versions.passed([7], 0.01)
+    again = asyncio.create_task(versions.passed([7], 5.0))
+    await asyncio.sleep(0)
+    versions.forget(7, in_doubt=True)
+    with pytest.raises(UnverifiedWeights, match="version 7 was loaded again"):
+        await again
+
+
+async def test_streamed_tokens_are_counted() -> None:
+    class Whole:
+        async def complete(self, tokens: Any, **sampling: Any) -> Completion:
+            if not tokens:
+                raise GenerationFailed("nothing")
+            ids = np.arange(3, dtype=np.int32)
+            return Completion(ids, ids.astype(np.float32), ids, "stop")
+
+    meter, sampling = MeteredPolicy(Whole()), {"temperature": 1.0, "seed": 0, "max_tokens": 3}
+    (delta,) = [each async for each in meter.stream([1], stops=(), **sampling)]
+    assert delta.done is not None and delta.versions == {0, 1, 2}
+    with pytest.raises(GenerationFailed):
+        await anext(meter.stream([], stops=(), **sampling))
+    assert (meter.tokens, meter.lost) == (3, 1)

@@ -8,7 +8,10 @@ from configs.load import ConfigError, parse
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("environment.name=rga", ["'rga'", "search_r1, tool_call, no_search, rag", "package.mod"]),
+        (
+            "environment.name=rga",
+            ["'rga'", "search_r1, tool_call, no_search, rag, pro", "package.mod"],
+        ),
         (
             "environment.tools=[calculator]",
             ["environment.tools", "'calculator'", "package.module:"],
@@ -39,3 +42,42 @@ def test_ones_own_are_named_as_entry_points() -> None:
     overrides = ["environment.name=my.games:Guess.easy", "environment.tools=[my_tools:calc]"]
     settings = parse("", overrides, "here").environment
     assert (settings.name, settings.tools) == ("my.games:Guess.easy", ("my_tools:calc",))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            [],
+            ["environment.name = 'program'", "no program is named", "environment.program.command"],
+        ),
+        (["command=[a]", "entry_point=b:c"], ["program.entry_point = 'b:c'", "leave one of them"]),
+        (["entry_point=agent.py"], ["program.entry_point = 'agent.py'", "FILE.py:function"]),
+        (["entry_point=a b:c"], ["program.entry_point = 'a b:c'", "package.module:function"]),
+        (["command=['']"], ["environment.program.command = ''", "name a program"]),
+        (
+            ["command=[a]", "variables=[OPENAI_API_KEY]"],
+            ["variables = 'OPENAI_API_KEY'", "none of"],
+        ),
+        (["command=[a]", "variables=['A=b']"], ["variables = 'A=b'", "name a variable"]),
+        (["command=[a]", "deadline_s=0"], ["environment.program.deadline_s", "0"]),
+        (["command=[a]", "failures=drop"], ["environment.program.failures", "'fail', 'score'"]),
+    ],
+)
+def test_each_fault_of_a_program_is_named(overrides: list[str], words: list[str]) -> None:
+    given = [f"environment.program.{each}" for each in overrides]
+    with pytest.raises(ConfigError) as raised:
+        parse("", ["environment.name=program", *given], "here")
+    assert all(word in str(raised.value) for word in words), raised.value
+
+
+@pytest.mark.parametrize("point", ["my_agent:answer", "my.agents:Search.run", "/a b/agent.py:run"])
+def test_a_program_may_be_a_function_of_a_module_or_a_file(point: str) -> None:
+    given = ["environment.name=program", f"environment.program.entry_point={point}"]
+    assert parse("", given, "here").environment.program.entry_point == point
+
+
+def test_a_program_has_a_retrieval_server_where_there_is_something_to_search() -> None:
+    given = ["environment.name=program", "environment.program.command=[agent]"]
+    assert not parse("", given, "here").starts_retrieval_server
+    assert parse("", [*given, "retrieval.corpus=c.jsonl"], "here").starts_retrieval_server

@@ -17,6 +17,8 @@ HARMFUL = {
     "environment.tools": "[python]",
     "environment.visit.private": "true",
     "environment.mcp": "['python server.py']",
+    "environment.program.command": "[python, agent.py]",
+    "environment.program.variables": "[AWS_SECRET_ACCESS_KEY]",
     "retrieval.url": "http://127.0.0.1:8000",
     "retrieval.host": "192.0.2.7",
     "retrieval.token_file": "/home/me/token",
@@ -122,3 +124,12 @@ def test_the_variable_of_a_key_is_refused_from_a_record() -> None:
     """It cannot stand beside a file, so it is no row of the table above."""
     (line,) = refused(config_of(**{"retrieval.live.key_variable": "AWS_SECRET"}))
     assert line.startswith("retrieval.live.key_variable = 'AWS_SECRET': ")
+
+
+@pytest.mark.parametrize("point", ["mine:answer", "/home/me/agent.py:answer"])
+def test_a_program_s_entry_point_is_refused_from_a_record(point: str) -> None:
+    """It cannot stand beside a command, so it is no row of the table above."""
+    fields = {"environment.name": "program", "environment.program.entry_point": point}
+    (line,) = refused(config_of(**fields), of=trust.ASKING)
+    assert line.startswith(f"environment.program.entry_point = {point!r}: ")
+    assert "it runs code" in line

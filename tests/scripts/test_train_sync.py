@@ -20,6 +20,7 @@ from actors.prompt import Prompter
 from actors.rewards.custom import UserReward
 from actors.rewards.scorer import Rewards
 from actors.rewards.transcript import Transcript
+from actors.token_audit import TokenAudit
 from configs.environment import EnvironmentConfig
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import (
@@ -33,6 +34,8 @@ from configs.schema import (
 )
 from configs.sentinels import SentinelsConfig
 from learner.errors import BadBatch
+from replay.protocol import Lease
+from replay.trajectory import Trajectory
 from retrieval_server.protocol import Passage
 from scripts import train_sync
 from scripts.train_sync import (
@@ -99,10 +102,8 @@ def rewarding(values: Iterator[float | None]) -> Rewards:
 
 
 def test_an_unscorable_sibling_is_no_signal(config: Config, word_tokenizer: Any) -> None:
-    rewards = rewarding(iter((None, 0.0, 1.0, 1.0, 0.0, 1.0)))
-    prompter, silent = Prompter(word_tokenizer, config.questions, config.actors), Silent()
-    parts = {"policy": silent, "retriever": silent, "prompter": prompter, "rewards": rewards}
-    batch = asyncio.run(Rollouts(config, **parts).batch(0))
+    rewards = iter((None, 0.0, 1.0, 1.0, 0.0, 1.0))
+    batch = asyncio.run(rolling(config, word_tokenizer, Silent(), rewards).batch(0))
     assert batch.group_ids == (3,)
 
 
@@ -113,16 +114,10 @@ def test_an_evaluation_is_exact_match(
     config: Config, word_tokenizer: Any, temperature: float | None, sampled: dict[str, float]
 ) -> None:
     config = replace(config, learner=LearnerConfig(eval_temperature=temperature))
-    prompter, silent = Prompter(word_tokenizer, config.questions, config.actors), Silent()
-    parts = {"policy": silent, "retriever": silent, "prompter": prompter}
-    rollouts = Rollouts(config, **parts, rewards=rewarding(iter(())))
+    silent = Silent()
+    rollouts = rolling(config, word_tokenizer, silent, iter(()))
     assert asyncio.run(rollouts.evaluate()) == {"em": 0.0, "em_0_hops": 0.0} | sampled
     assert silent.temperatures == ([0.0] if temperature is None else [0.0, temperature])
-
-
-def rollouts_of(config: Config, word_tokenizer: Any, rewards: Rewards) -> Rollouts:
-    prompter, silent = Prompter(word_tokenizer, config.questions, config.actors), Silent()
-    return Rollouts(config, policy=silent, retriever=silent, prompter=prompter, rewards=rewards)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def rollouts_of(config: Config, word_tokenizer: Any, rewards: Rewards) -> Rollou
 def test_where_nothing_is_to_be_learned_it_ends_as_the_fleet_does(
     config: Config, word_tokenizer: Any, value: float | None, said: str
 ) -> None:
-    rollouts = rollouts_of(config, word_tokenizer, rewarding(itertools.repeat(value)))
+    rollouts = rolling(config, word_tokenizer, Silent(), itertools.repeat(value))
     with pytest.raises(NothingToLearn, match=said):
         asyncio.run(rollouts.batch(0))
 
@@ -148,7 +143,7 @@ def test_a_run_that_ends_early_keeps_what_it_has_learned(
     monkeypatch.setattr(train_sync, "push", pushed)
     monkeypatch.setattr(train_sync, "learn", lambda *_: 0.5)
     rewards = itertools.chain((0.0, 1.0), itertools.repeat(0.0))
-    rollouts = rollouts_of(config, word_tokenizer, rewarding(rewards))
+    rollouts = rolling(config, word_tokenizer, Silent(), rewards)
     nobody: Any = None
     summary = asyncio.run(take_steps(SimpleNamespace(config=config), rollouts, nobody, tmp_path))
     assert summary["losses"] == [0.5] and summary["em"] == 0.0
@@ -178,9 +173,20 @@ def test_the_cause_of_a_failed_engine_is_read_from_its_log(
 def rolling(config: Config, tokenizer: Any, policy: Silent, rewards: Iterator[float | None]) -> Any:
     """The rollouts of this policy, rewarded so."""
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    return Rollouts(
-        config, policy=policy, retriever=policy, prompter=prompter, rewards=rewarding(rewards)
-    )
+    audit, scored = TokenAudit(prompter, config), rewarding(rewards)
+
+    async def roll(lease: Lease) -> Trajectory:
+        return await audit.rollout(
+            lease,
+            policy=policy,
+            retriever=policy,
+            prompter=prompter,
+            rewards=scored,
+            config=config,
+            actor_id="sync",
+        )
+
+    return Rollouts(config, roll)
 
 
 def test_a_failed_rollout_is_made_again(
@@ -239,7 +245,7 @@ def test_a_sentinel_ends_it_as_it_ends_the_fleet(
         sentinels=SentinelsConfig(ess="stop"),
         learner=msgspec.structs.replace(config.learner, total_steps=total),
     )
-    rollouts = rollouts_of(given, word_tokenizer, rewarding(itertools.cycle((0.0, 1.0))))
+    rollouts = rolling(given, word_tokenizer, Silent(), itertools.cycle((0.0, 1.0)))
     nobody: Any = None
     summary = asyncio.run(take_steps(SimpleNamespace(config=given), rollouts, nobody, tmp_path))
     assert summary["losses"] == [0.5] * 10

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors.environments.base import Retriever
+from actors.gateway.rolling import rolling
 from actors.policies.base import Completion, Policy, Stops
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
@@ -76,16 +77,10 @@ class InStep(Freely):
     """Rollouts that take their turns together."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        policy: Policy,
-        retriever: Retriever,
-        prompter: Prompter,
-        rewards: Rewards,
+        self, config: Config, roll: Callable[[Lease], Awaitable[Trajectory]], step: LockStep
     ) -> None:
-        self.step = step = LockStep(policy, retriever, 0)
-        super().__init__(config, policy=step, retriever=step, prompter=prompter, rewards=rewards)
+        super().__init__(config, roll)
+        self.step = step
         self.slots = asyncio.Semaphore(1 << 20)  # who waited for one would hold the others up
 
     async def one(self, lease: Lease) -> Trajectory | None:
@@ -119,10 +114,10 @@ def take_turns(job: Job, config: Config) -> Record:
 
 
 async def _train(job: Job, trainer: "Trainer") -> Record:
-    kind = InStep if job.kind == "lockstep" else Freely
+    in_step = job.kind == "lockstep"
     async with engines(trainer.config, job.engines) as policies:
         meter = MeteredPolicy(EnginesInTurn(policies))
-        async with rolling_out(trainer.config, meter, kind) as rollouts:
+        async with rolling_out(trainer.config, meter, in_step) as rollouts:
             return await take_steps(job, trainer, rollouts, policies, meter)
 
 
@@ -143,13 +138,19 @@ async def engines(config: Config, count: int) -> AsyncIterator[list["VllmPolicy"
 
 @contextlib.asynccontextmanager
 async def rolling_out(
-    config: Config, policy: Policy, kind: type[Rollouts]
+    config: Config, policy: Policy, in_step: bool = False
 ) -> AsyncIterator[Rollouts]:
-    """The rollouts of the configuration's questions."""
+    """The rollouts of the configuration's questions; `in_step`: they take their turns together."""
     tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
     prompter = Prompter(tokenizer, config.questions, config.actors)
     async with open_retrieval(config) as retriever, Rewards.open(config) as rewards:
-        yield kind(config, policy=policy, retriever=retriever, prompter=prompter, rewards=rewards)
+        step = LockStep(policy, retriever, 0)
+        acting = step if in_step else policy
+        async with rolling(
+            config, policy=acting, prompter=prompter, rewards=rewards, actor_id="sync"
+        ) as made:
+            roll = partial(made.roll, retriever=step if in_step else retriever)
+            yield InStep(config, roll, step) if in_step else Freely(config, roll)
 
 
 async def take_steps(

@@ -10,7 +10,7 @@ from configs.runtime.process import loop_factory
 from configs.schema import Config
 from replay.protocol import Batch
 from replay.questions import questions_of
-from scripts.bench.end_to_end.loop import Freely, action_tokens, engines, rolling_out
+from scripts.bench.end_to_end.loop import action_tokens, engines, rolling_out
 from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.end_to_end.record import Job, Parts
 from scripts.bench.overlap.run import Bench, Cell, Timing
@@ -45,7 +45,7 @@ def measure_parts(job: Job, config: Config) -> Parts:
 async def _generate(job: Job, config: Config) -> tuple[Batch, dict[str, float]]:
     async with engines(config, 1) as (policy,):
         await policy.set_policy_version(0)
-        async with rolling_out(config, policy, Freely) as rollouts:
+        async with rolling_out(config, policy) as rollouts:
             batch = await rollouts.batch(0)
         return batch, await _rate(job, config, policy)
 

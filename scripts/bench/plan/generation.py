@@ -14,7 +14,7 @@ from configs.runtime.process import loop_factory
 from configs.schema import Config
 from replay.codec import decode_trajectory
 from replay.questions import questions_of
-from scripts.bench.end_to_end.loop import Freely, engines, rolling_out
+from scripts.bench.end_to_end.loop import engines, rolling_out
 from scripts.bench.end_to_end.plan import AT_ONCE
 from scripts.bench.overlap.run import Bench, Cell, Timing
 from scripts.bench.plan.record import Generation, GenerationJob, Rate
@@ -40,7 +40,7 @@ def generate(job: GenerationJob) -> Generation:
 async def _generate(job: GenerationJob, config: Config) -> Generation:
     async with engines(config, 1) as (policy,):
         await policy.set_policy_version(0)
-        async with rolling_out(config, policy, Freely) as rollouts:
+        async with rolling_out(config, policy) as rollouts:
             batches = [await rollouts.batch(0) for _ in range(job.batches)]
         bench = _bench(job, config, policy)
         alone = [

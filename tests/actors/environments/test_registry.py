@@ -9,7 +9,7 @@ import pytest
 from actors.environments import registry
 from actors.errors import EnvironmentFailed
 from actors.prompt import Prompter
-from configs.environment import EnvironmentConfig
+from configs.environment import EnvironmentConfig, ProgramConfig
 from configs.load import ConfigError
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.runtime.process import REPOSITORY
@@ -39,6 +39,7 @@ def config_with(max_turns: int = 3, chat_template: bool = True, **settings: Any)
         ({"name": "tool_call", "tools": (CALCULATOR,)}, ()),
         ({"name": "no_search"}, ("</answer>",)),
         ({"name": "rag"}, ("</answer>",)),
+        ({"name": "program", "program": ProgramConfig(command=("agent",))}, ()),
         ({"name": GUESSING}, ("</answer>",)),
         ({"name": f"{FAULTY}:promptless"}, ("</search>", "</answer>")),
     ],
@@ -81,6 +82,40 @@ def test_what_would_act_on_nothing_is_refused_by_name(name: str, field: str, val
         ConfigError, match=rf"environment\.{field} = .* with environment\.name = '{name}"
     ):
         registry.require_acting(config_with(name=name, **{field: value}))
+
+
+PROGRAM = ProgramConfig(command=("agent",))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tools", (CALCULATOR,)), ("mcp", ("server",)), ("tell_budget", 1), ("system", "Be brief.")],
+)
+def test_what_would_act_on_nothing_beside_a_program_is_refused(field: str, value: Any) -> None:
+    registry.require_acting(config_with(name="program", program=PROGRAM))
+    said = rf"environment\.{field} = .* acts on nothing with environment\.name = 'program'"
+    with pytest.raises(ConfigError, match=said):
+        registry.require_acting(config_with(name="program", program=PROGRAM, **{field: value}))
+
+
+def test_a_program_may_give_rewards_and_shows_its_passages_itself() -> None:
+    config = config_with(name="program", program=PROGRAM)
+    rewards = RewardsConfig(weights=RewardWeights(environment=1.0))
+    registry.require_acting(msgspec.structs.replace(config, rewards=rewards))
+    shuffled = msgspec.structs.replace(config, actors=ActorsConfig(shuffle_passages=True))
+    with pytest.raises(ConfigError, match=r"actors\.shuffle_passages = True acts on nothing"):
+        registry.require_acting(shuffled)
+
+
+async def test_a_program_is_not_played_turn_by_turn(lease_for: Any) -> None:
+    nobody: Any = None
+    with pytest.raises(ConfigError, match="'program': a program is not played turn by turn"):
+        await registry.make(
+            lease_for(),
+            retriever=nobody,
+            prompter=nobody,
+            config=config_with(name="program", program=PROGRAM),
+        )
 
 
 @pytest.mark.parametrize("name", ["search_r1", "rag"])

@@ -19,7 +19,8 @@ from actors.environments.search_r1 import STOP_TAGS
 from actors.errors import BadCompletion, EngineDead, EngineUnusable
 from actors.policies.base import Completion
 from actors.policies.engine import stop_arguments
-from actors.policies.vllm import VllmPolicy, first_token_at, own_logprobs, token_versions
+from actors.policies.outputs import first_token_at, own_logprobs, token_versions
+from actors.policies.vllm import VllmPolicy
 from configs.schema import ActorsConfig, Config, ModelConfig
 from weight_sync.protocol import require_done
 
@@ -134,6 +135,36 @@ async def test_a_limit_ends_a_completion_by_length(vllm_policy: Any) -> None:
 
 
 @with_engine
+async def test_a_stream_tells_the_completion_as_it_comes(
+    vllm_policy: Any, tagged_tokenizer: Any
+) -> None:
+    prompt = tagged_tokenizer.encode("what is")
+    policy = VllmPolicy(vllm_policy.engine, partial(stop_arguments, tagged_tokenizer))
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 24, "stops": ("</search>", "bore")}
+    whole = await policy.complete(prompt, **asked)
+    parts = [delta async for delta in policy.stream(prompt, **asked)]
+    assert len(parts) > 2 and [part.done is not None for part in parts[:-1]].count(True) == 0
+    for name in ("tokens", "logprobs", "versions"):
+        assert np.array_equal(getattr(parts[-1].done, name), getattr(whole, name))
+    for name in ("tokens", "logprobs"):
+        told = np.concatenate([getattr(part, name) for part in parts])
+        assert np.array_equal(told, getattr(whole, name))
+    assert all(part.versions == {0} for part in parts)
+
+
+@with_engine
+async def test_a_stream_that_is_left_is_given_up(vllm_policy: Any) -> None:
+    policy = never_stops(vllm_policy)
+    asked = {"temperature": 1.0, "seed": 5, "max_tokens": 200, "stops": ()}
+    stream = policy.stream([40, 50], **asked)
+    assert len((await anext(stream)).tokens) < 200
+    await stream.aclose()
+    assert not policy._begun
+    while vllm_policy.engine.output_processor.has_unfinished_requests():
+        await asyncio.sleep(0.01)
+
+
+@with_engine
 async def test_seeds_reproduce_and_differ(vllm_policy: Any) -> None:
     policy = never_stops(vllm_policy)
     seeds = [7, 7, 8, 2**63 - 1]
@@ -177,6 +208,7 @@ async def test_versions_tell_which_weights_sampled_each_token(
     newer.save_pretrained(tmp_path)
     prompts = [[40 + n, 50] for n in range(8)]
     for _ in range(3):  # where this process stands still, they may end before the weights change
+        streamed = asyncio.create_task(streamed_versions(policy, [90, 50]))
         running = [
             asyncio.create_task(sample(policy, prompt, seed=n, max_tokens=200))
             for n, prompt in enumerate(prompts)
@@ -184,16 +216,28 @@ async def test_versions_tell_which_weights_sampled_each_token(
         await sample(policy, [60, 50], max_tokens=20)  # in the same batches: all begin before it
         await swap(policy, tmp_path, 17)
         done = await asyncio.gather(*running)
+        told, sampled = await streamed
         await swap(policy, spoken_model_path, 0)
         if all(len(set(each.versions.tolist())) > 1 for each in done):
             break
     assert all(set(each.versions.tolist()) == {0, 17} for each in done)
+    for may, version in zip(told, sampled, strict=True):  # of each token that a stream tells
+        assert version in may
     for prompt, each in zip(prompts, done, strict=True):
         tokens = prompt + each.tokens.tolist()
         by_version = {0: hf_logprobs(hf_model, tokens)[1:], 17: hf_logprobs(newer, tokens)[1:]}
         expected = np.where(each.versions == 0, by_version[0], by_version[17])
         assert np.abs(each.logprobs - expected).max() <= 1e-4
         assert (np.diff(each.versions) >= 0).all()
+
+
+async def streamed_versions(
+    policy: VllmPolicy, prompt: list[int]
+) -> tuple[list[frozenset[int]], list[int]]:
+    """For each token of a stream: the versions that may have sampled it, and the one that did."""
+    asked = {"temperature": 1.0, "seed": 3, "max_tokens": 200, "stops": ()}
+    parts = [part async for part in policy.stream(prompt, **asked)]
+    return [part.versions for part in parts for _ in part.tokens], parts[-1].done.versions.tolist()
 
 
 async def swap(policy: VllmPolicy, folder: Path, version: int) -> None:

@@ -130,6 +130,12 @@ def test_an_environment_that_searches_nothing_needs_nothing_to_search(
         configured(str(model), base, "--environment", "rag")
 
 
+def test_a_program_is_not_asked_turn_by_turn(model: Path, base: str) -> None:
+    program = ("environment.name=program", "environment.program.command=[python3]")
+    with pytest.raises(ConfigError, match="a program is not played turn by turn here: run it in"):
+        configured(str(model), base, *program)
+
+
 def test_questions_and_overrides_are_told_apart() -> None:
     words = ["who?", "--json", "retrieval.top_k=2", "1 + 1 = 2?", "E=mc2 was when?", "seed=1"]
     given = parsed("ask", "runs/x", *words)

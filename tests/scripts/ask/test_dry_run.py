@@ -54,6 +54,12 @@ def test_what_is_meant_as_a_row_is_no_question(play: Play, tmp_path: Path, wante
         play(NO_PASSAGES, wanted.format(folder=tmp_path), say=("<answer> 5 </answer>",))
 
 
+def test_a_program_is_not_played_turn_by_turn(play: Play) -> None:
+    program = ("environment.name=program", "environment.program.command=[python3]")
+    with pytest.raises(ConfigError, match="a program is not played turn by turn here: run it in"):
+        play(*program, say=("<answer> 5 </answer>",))
+
+
 def test_the_documented_environment_is_played_without_a_corpus(play: Play, tmp_path: Path) -> None:
     (tmp_path / "my_games.py").write_text(code_of("environments.md", 1))
     said = ("<answer> 50 </answer>", "I do not know", "<answer> 42 </answer>")

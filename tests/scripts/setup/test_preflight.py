@@ -726,3 +726,12 @@ def test_one_server_of_a_cluster_spends_the_budget(good: dict[str, str]) -> None
     said = str(raised.value)
     assert "cluster.retrieval_replicas = 1 with retrieval.kind = 'serper'" in said
     assert "retrieval.live.key_variable with cluster.address" in said
+
+
+def test_a_program_that_is_not_there_is_refused_before_the_start(good: dict[str, str]) -> None:
+    program = {"environment.name": "program", "environment.program.command": "[no-such-agent]"}
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | program))
+    said = "environment.program.command = 'no-such-agent': there is no such program, or name anothe"
+    assert str(raised.value).startswith(said)
+    preflight.check(config(good | program | {"environment.program.command": "[python3]"}))

@@ -1,0 +1,71 @@
+"""`forage gateway` serves a model by hand; the lines that it prints work."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from configs.runtime.process import Exit
+from scripts import cli
+from scripts.ask.gateway import _lines
+
+KEY = "forage-" + 43 * "x"
+
+
+def test_the_lines_fit_a_terminal() -> None:
+    for chat in (False, True):
+        text = "\n".join(_lines("http://127.0.0.1:65535/v1", KEY, chat))
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_bad_input_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {path: nowhere}\n")
+    assert cli.main(["gateway", str(config), "--port", "70000"]) == Exit.BAD_INPUT
+    assert "--port 70000" in capsys.readouterr().err
+    assert cli.main(["gateway", str(config)]) == Exit.BAD_INPUT
+    assert "model.path = 'nowhere'" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(300)
+def test_a_model_is_served_until_ctrl_c(spoken_model_path: Path, tmp_path: Path) -> None:
+    config, out = tmp_path / "config.yaml", tmp_path / "out"
+    config.write_text(
+        f"model: {{path: {spoken_model_path}, dtype: float32, max_model_len: 256}}\n"
+        "actors: {max_num_seqs: 4}\n"
+    )
+    command = [sys.executable, "-m", "scripts.cli", "gateway", str(config)]
+    with out.open("wb") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while "Ctrl-C" not in out.read_text():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.2)
+        told = out.read_text()
+        assert shell(told, r"^curl(?:.*\\\n)+.*") and shell(told, r"^python -c '[^']*'") is not None
+    finally:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == Exit.DONE
+
+
+def shell(told: str, pattern: str) -> str:
+    """The output of a printed command, run as it is."""
+    exports = re.findall(r"^export .*", told, re.M)
+    found = re.search(pattern, told, re.M)
+    assert found is not None
+    command = "\n".join([*exports, found[0].replace("python ", f"{sys.executable} ")])
+    done = subprocess.run(
+        ["bash", "-ec", command], capture_output=True, text=True, env={**os.environ}
+    )
+    assert done.returncode == 0 and '"error"' not in done.stdout, done.stdout + done.stderr
+    return done.stdout.strip()
