@@ -135,7 +135,7 @@ async def test_what_it_has_started_ends_with_it_also_outside_its_group(
         "os.wait()\nprint('{}')\n"
     )
     ended = await run(written(source))
-    assert (ended.cause, ended.status) == ("ended", 0) and ended.left == 2
+    assert (ended.cause, ended.status) == ("ended", 0) and ended.left >= 2
     assert living(str(tmp_path)) == []
 
 
