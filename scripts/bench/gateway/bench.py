@@ -29,6 +29,7 @@ from scripts.bench.overlap.task import prepare_model, questions
 from scripts.demo.task import prepare
 
 SESSIONS, LAYERS, SEED = 64, 8, 0
+MAX_TOKENS = 20  # the demo's actors.max_action_tokens
 START_S = 600.0
 CONFIG = REPOSITORY / "configs" / "demo.yaml"
 GOALS = {
@@ -114,22 +115,7 @@ def _answers(url: str) -> bool:
 async def _figures(
     ours: Address, theirs: Address, sizes: Sizes, report: harness.Report
 ) -> dict[str, Any]:
-    texts = [question.text for question in questions(SEED)]
-    number = 0
-
-    async def play(address: Address, at_once: int, count: int, look: bool = False) -> Window:
-        nonlocal number
-        number += count
-        return await window(
-            address,
-            texts,
-            at_once=at_once,
-            sessions=count,
-            max_tokens=20,
-            first=number,
-            look=look,
-        )
-
+    play = _Played([question.text for question in questions(SEED)]).window
     looked = await play(ours, SESSIONS, SESSIONS, look=True)  # warms up, too
     windows = [looked, await play(theirs, SESSIONS, SESSIONS)]
     ratios, added = list[float](), list[float]()
@@ -153,6 +139,29 @@ async def _figures(
         "errors": sum(each.errors for each in [*windows, before]),
         "windows": {"ratios": ratios, "added_ms": added},
     }
+
+
+@dataclass
+class _Played:
+    """Windows of sessions, no two alike."""
+
+    texts: list[str]
+    begun: int = 0
+
+    async def window(
+        self, address: Address, at_once: int, count: int, look: bool = False
+    ) -> Window:
+        """Play so many sessions of a server."""
+        first, self.begun = self.begun, self.begun + count
+        return await window(
+            address,
+            self.texts,
+            at_once=at_once,
+            sessions=count,
+            max_tokens=MAX_TOKENS,
+            first=first,
+            look=look,
+        )
 
 
 def _rate(of: Window) -> float:

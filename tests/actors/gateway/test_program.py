@@ -112,14 +112,14 @@ async def test_one_that_hangs_is_asked_and_then_killed(written: Settings) -> Non
         'signal.signal(15, lambda *_: (print(\'{"answer": "late"}\', flush=True), sys.exit()))'
     )
     began = time.monotonic()
-    ended = await run(written(f"{polite}\ntime.sleep(60)", deadline_s=1.0))
+    ended = await run(written(f"{polite}\ntime.sleep(60)", deadline_s=3.0))
     assert ended.cause == "late" and result_of(ended).answer == "late"
     deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
     settings = written(deaf, deadline_s=0.5, grace_s=0.3)
     ended = await run(settings)
     assert (ended.cause, ended.status) == ("late", -signal.SIGKILL)
     assert ended.fault(settings) == "it took over 0.5 s (environment.program.deadline_s)"
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 30
 
 
 async def test_what_it_has_started_ends_with_it_also_outside_its_group(
@@ -135,7 +135,7 @@ async def test_what_it_has_started_ends_with_it_also_outside_its_group(
         "os.wait()\nprint('{}')\n"
     )
     ended = await run(written(source))
-    assert (ended.cause, ended.status) == ("ended", 0) and ended.left == 2
+    assert (ended.cause, ended.status) == ("ended", 0) and ended.left >= 2
     assert living(str(tmp_path)) == []
 
 
@@ -184,9 +184,10 @@ async def test_one_that_is_given_up_is_over_when_its_rollout_is(
         assert living(str(tmp_path / "agent.py")) == []
 
 
+@pytest.mark.slow
 async def test_its_siblings_go_on(written: Settings, tmp_path: Path) -> None:
     source = "import sys, json, time\nif json.load(sys.stdin)['n']: time.sleep(63)\nprint('{}')"
-    async with Programs(written(source, deadline_s=1.0, grace_s=0.2)) as programs:
+    async with Programs(written(source, deadline_s=4.0, grace_s=0.2)) as programs:
         both = await asyncio.gather(*(programs.run(json.dumps({"n": n}), {}) for n in (0, 1)))
         assert [each.cause for each in both] == ["ended", "late"]
         assert programs.gauges()["actor/programs_late_total"] == 1.0

@@ -223,7 +223,7 @@ async def test_a_program_that_fails_is_a_failed_lease(stage: Stage, body: str, s
 @pytest.mark.slow
 @pytest.mark.parametrize("body", ["ask()\nraise RuntimeError('boom')", "ask()\ntime.sleep(60)"])
 async def test_its_failures_are_scored_where_that_is_wanted(stage: Stage, body: str) -> None:
-    late = {"deadline_s": 1.0}
+    late = {"deadline_s": 4.0}
     with pytest.raises(ProgramFailed):
         await stage.play(stage.function(body, **late))
     trajectory = await stage.play(stage.function(body, failures="score", **late))
@@ -267,6 +267,7 @@ async def test_a_megabyte_is_refused(stage: Stage) -> None:
     assert trajectory.answer == "413" and len(trajectory.turns) == 1
 
 
+@pytest.mark.slow
 async def test_siblings_are_undisturbed(stage: Stage) -> None:
     body = (
         "ask()\nn = question['attempt']\n"
@@ -275,7 +276,7 @@ async def test_siblings_are_undisturbed(stage: Stage) -> None:
         "if n == 3:\n    while os.fork(): pass\n    time.sleep(60)\n"
         "return 'kelu'"
     )
-    program = stage.function(body, deadline_s=2.0)
+    program = stage.function(body, deadline_s=6.0)
     async with stage.rolling(program) as rollouts:
         rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1, 2, 0))
         ended = await asyncio.gather(*rolled, return_exceptions=True)
