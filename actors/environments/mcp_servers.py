@@ -8,10 +8,7 @@ counted; the next use starts or connects to it anew. A tool's own fault leaves t
 
 import asyncio
 import logging
-import os
 import shlex
-import shutil
-import sys
 import threading
 from functools import lru_cache
 from pathlib import PurePath
@@ -20,6 +17,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from actors.environments.mcp_launch import Launch
 from configs.load import ConfigError
 
 if TYPE_CHECKING:
@@ -31,19 +29,6 @@ _LATE_IN_A_ROW = 3  # uses given up, with no answer to any other, until a server
 # Of JSON-RPC's errors: as the SDK tells a closed connection; as servers and it tell a lost session.
 _CONNECTION_CLOSED = -32000
 _SESSION_LOST = (-32600, -32001)
-# A server ends with this process, however that ends. Nothing of ours may run between the fork and
-# the exec of a process of threads, so a program between them asks for it.
-_LAUNCH = """
-import ctypes, os, signal, sys
-parent, program, *command = sys.argv[1:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-if os.getppid() != int(parent):
-    sys.exit(1)
-for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(ignored_by_python, signal.SIG_DFL)
-os.execv(program, command)
-"""
 logger = logging.getLogger(__name__)
 _servers: "dict[str, McpServer]" = {}
 
@@ -120,6 +105,7 @@ class _Connection:
 
     def __init__(self, spec: str, loop: asyncio.AbstractEventLoop) -> None:
         self.loop, self._spec = loop, spec
+        self._launch = Launch(spec)
         self._opened: asyncio.Future[Client] = loop.create_future()
         self._closing = asyncio.Event()
         self._open_by = loop.time() + _CONNECTED_WITHIN_S
@@ -156,20 +142,26 @@ class _Connection:
         return self._late >= _LATE_IN_A_ROW
 
     def end(self) -> None:
-        """Close it; a server that was not yet open is given up."""
+        """Close it; a server that was not yet open is given up, and one of ours killed at once: the
+        SDK would read on from one that hangs, for ever where its own patience is cut short.
+        """
         self._closing.set()
+        self._launch.kill()
         if not self._opened.done():
             self._task.cancel()
 
     async def _hold(self) -> None:
         try:
-            async with _client(self._spec) as client:
+            async with _client(self._spec, self._launch) as client:
+                self._launch.settle()
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - told to who waits for it
             if not self._opened.done():
                 self._opened.set_exception(error)
                 self._opened.exception()  # perhaps nobody waits any more
+        finally:
+            self._launch.close()
 
 
 def server_of(spec: str) -> McpServer:
@@ -209,26 +201,26 @@ def listed(spec: str) -> tuple[Listed, ...]:
 
 
 async def _listed(spec: str) -> list[Listed]:
-    found, cursor = list[Listed](), None
-    async with asyncio.timeout(_CONNECTED_WITHIN_S), _client(spec) as client:
-        while True:
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                found.append(Listed(tool.name, tool.description or "", tool.input_schema))
-            if not (cursor := page.next_cursor):
-                return found
+    found, cursor, launch = list[Listed](), None, Launch(spec)
+    try:
+        async with asyncio.timeout(_CONNECTED_WITHIN_S), _client(spec, launch) as client:
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                for tool in page.tools:
+                    found.append(Listed(tool.name, tool.description or "", tool.input_schema))
+                if not (cursor := page.next_cursor):
+                    return found
+    finally:
+        launch.close()
 
 
-def _client(spec: str) -> "Client":
+def _client(spec: str, launch: Launch) -> "Client":
     from mcp import Client, StdioServerParameters
 
     if spec.startswith(("http://", "https://")):
         return Client(spec)
-    command = shlex.split(spec)
-    if (program := shutil.which(command[0])) is None:
-        raise FileNotFoundError(f"there is no program {command[0]!r} that may be run")
-    launch = ["-I", "-S", "-c", _LAUNCH, str(os.getpid()), program, *command]
-    return Client(StdioServerParameters(command=sys.executable, args=launch))
+    command, *arguments = launch.command()
+    return Client(StdioServerParameters(command=command, args=arguments))
 
 
 def _short(spec: str) -> str:

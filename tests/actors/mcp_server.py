@@ -3,6 +3,7 @@ a server kept sessions.
 """
 
 import os
+import signal
 import sys
 import time
 from typing import Any
@@ -41,6 +42,13 @@ def fail() -> str:
 def hang() -> str:
     """It hangs."""
     time.sleep(3600)
+    return ""
+
+
+@server.tool()
+def freeze() -> str:
+    """It stops the server, which reads no more and heeds no SIGTERM."""
+    os.kill(os.getpid(), signal.SIGSTOP)
     return ""
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -76,7 +77,7 @@ async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[McpServer]:
     served._tool_manager.get_tool(wrong.__name__).fn_metadata.output_schema["required"] = ["other"]
     served.tool()(echo)
     served.tool()(hang)
-    monkeypatch.setattr(mcp_servers, "_client", lambda spec: mcp.Client(served))
+    monkeypatch.setattr(mcp_servers, "_client", lambda *given: mcp.Client(served))
     server = McpServer("/opt/bin/inside --key=secret")
     yield server
     if server._connection is not None:
@@ -105,10 +106,10 @@ async def ended(connection: Any) -> None:
         await asyncio.wait({connection._task})
 
 
-async def late(server: McpServer) -> None:
+async def late(server: McpServer, tool: str = "hang") -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await server.call("hang", {})
+            await server.call(tool, {})
 
 
 async def listening(port: int) -> None:
@@ -286,6 +287,25 @@ def test_a_stuck_server_ends_with_a_process_that_is_killed() -> None:
             os.kill(server, signal.SIGKILL)
             pytest.fail("it has outlived its user")
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at as Linux shows them")
+def test_a_stuck_server_that_was_just_dropped_holds_up_no_event_loop() -> None:
+    server, pids = McpServer(f"{sys.executable} {SERVER} stdio"), list[int]()
+
+    async def use() -> None:
+        pids.append(int(await server.call("pid", {})))
+        await asyncio.gather(*(late(server, "freeze") for _ in range(3)))
+        await asyncio.sleep(0.3)
+
+    thread = threading.Thread(target=lambda: asyncio.run(use()), daemon=True)
+    thread.start()
+    thread.join(30)
+    held_up, outlived = thread.is_alive(), _runs(pids[0])
+    if outlived:
+        os.kill(pids[0], signal.SIGKILL)
+    assert not held_up and not outlived and server.lost == 1
 
 
 def _runs(pid: int) -> bool:
