@@ -25,11 +25,11 @@ _TABLES = """
 CREATE TABLE rollouts (
     run INTEGER, number INTEGER, segment INTEGER, place INTEGER, at REAL, kind TEXT,
     group_id INTEGER, sibling INTEGER, actor TEXT, question_id TEXT, hops INTEGER, question TEXT,
-    expected TEXT, answer TEXT, queries TEXT, reward REAL, searches INTEGER, turns INTEGER,
+    expected TEXT, answer TEXT, searched TEXT, reward REAL, searches INTEGER, turns INTEGER,
     tokens INTEGER, malformed INTEGER, sequences INTEGER, stop TEXT, oldest INTEGER,
     newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER
 );
-CREATE UNIQUE INDEX by_number ON rollouts (run, number);
+CREATE INDEX by_number ON rollouts (run, number);
 CREATE INDEX by_group ON rollouts (run, group_id);
 CREATE INDEX by_question ON rollouts (run, question_id);
 CREATE INDEX by_step ON rollouts (run, step);
@@ -101,8 +101,12 @@ class Index:
         for run, told in enumerate(self.runs):
             news = told.follower.news()
             while not stop.is_set():
-                with self._lock, self._base:
-                    read = self._take_some(run, told, news)
+                try:
+                    with self._lock, self._base:
+                        read = self._take_some(run, told, news)
+                except sqlite3.Error as error:  # a full disk
+                    told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
+                    break
                 changed = changed or bool(read)
                 if read < BATCH:
                     break
@@ -126,12 +130,13 @@ class Index:
     def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many rollouts are wanted, and some of them."""
         where, values = _condition(wanted)
+        way = "DESC" if wanted.descending else "ASC"
         sort = wanted.sort if wanted.sort in SORTED_BY else "number"
-        order = f"{sort} {'DESC' if wanted.descending else 'ASC'} NULLS LAST, run, number DESC"
+        order = f"rowid {way}" if sort == "number" else f"{sort} {way} NULLS LAST, rowid DESC"
         count = self.rows(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0]
-        found = self.rows(
-            f"SELECT {', '.join(SHOWN)} FROM rollouts WHERE {where} ORDER BY {order} "
-            "LIMIT ? OFFSET ?",
+        chosen = f"SELECT rowid FROM rollouts WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+        found = self.rows(  # of wide rows those alone are sorted that are shown
+            f"SELECT {', '.join(SHOWN)} FROM rollouts WHERE rowid IN ({chosen}) ORDER BY {order}",
             (*values, most, begin),
         )
         return count, [dict(zip(SHOWN, row, strict=True)) for row in found]
@@ -151,7 +156,7 @@ class Index:
                 told.opened.pop(record.group_id, None)
                 self._base.execute(
                     "UPDATE rollouts SET fate = ? WHERE run = ? AND group_id = ?",
-                    (f"dropped: {record.cause}", run, record.group_id),
+                    (_short(f"dropped: {record.cause}"), run, record.group_id),
                 )
             case facts.Reported():
                 self._gauges(run, record.step, record.gauges)
@@ -165,12 +170,13 @@ class Index:
         question = opened.question if opened else Question(record.summary.question_id, "", ())
         wire = _wire(record.payload)
         queries = [s.query for turn in wire.turns for s in turn.searches] if wire else []
+        answer = (wire.answer or "") if wire else ""
+        texts = [_short(each) for each in (question.text, " | ".join(question.answers), answer)]
         evaluation = opened.evaluation if opened else -1
         values = (
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
-            question.hops, _short(question.text), _short(" | ".join(question.answers)),
-            _short((wire.answer or "") if wire else ""), _short("\n".join(queries)),
+            question.hops, *texts, "\n".join([*texts, _short("\n".join(queries))]).lower(),
             summary.reward, summary.searches, summary.turns, summary.action_tokens,
             summary.malformed, len(wire.sequences) if wire else 0,
             wire.stop_reason.value if wire else "", summary.oldest_version,
@@ -178,7 +184,7 @@ class Index:
             "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
-        self._base.execute(f"INSERT OR REPLACE INTO rollouts VALUES ({marks})", values)
+        self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
 
     def _sample(self, run: int, told: Told, record: facts.Sampled) -> None:
         told.step = max(told.step, record.step)
@@ -194,7 +200,7 @@ class Index:
     def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
-            [(run, name, step, value) for name, value in gauges.items()],
+            [(run, _short(name), step, value) for name, value in gauges.items()],
         )
 
     def _evaluation(self, run: int, told: Told, record: facts.EvaluationFinished) -> None:
@@ -268,10 +274,8 @@ def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
             parts.append(f"{column} BETWEEN ? AND ?")
             values.extend(span)
     if wanted.text:
-        parts.append("(question || char(10) || expected || char(10) || answer || char(10) || "
-                     "queries) LIKE ? ESCAPE '!'")  # fmt: skip
-        escaped = wanted.text.replace("!", "!!").replace("%", "!%").replace("_", "!_")
-        values.append(f"%{escaped}%")
+        parts.append("instr(searched, ?)")
+        values.append(wanted.text.lower())
     return " AND ".join(parts), values
 
 

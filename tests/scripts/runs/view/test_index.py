@@ -143,6 +143,16 @@ def test_a_megabyte_of_text_is_cut(
     assert len(row["answer"]) == 4000
 
 
+def test_an_index_that_cannot_be_written_is_named(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    index.rows("PRAGMA query_only = ON")
+    recorded_run.train(0)
+    assert not conftest.read(index)
+    assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+
+
 def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_path: Path) -> None:
     (folder := tmp_path / "odd").mkdir()
     opened, delivered = delivery(1)

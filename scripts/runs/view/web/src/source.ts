@@ -102,6 +102,11 @@ export function follow(news: () => void, there: (is: boolean) => void): void {
   stream.onmessage = () => news();
 }
 
+function queries(row: Row): string[] {
+  const turns = embedded?.details[`${row.run}/${row.number}`]?.sequences?.flatMap((each) => each.turns);
+  return turns?.flatMap((turn) => turn.searches.map((each) => each.query)) ?? [];
+}
+
 /** The server's own selection, of the rows that a file has. */
 function matching(rows: Row[], asked: Asked): Row[] {
   const words = (asked.text ?? "").toLowerCase();
@@ -119,7 +124,7 @@ function matching(rows: Row[], asked: Asked): Row[] {
       (!asked.group || row.group_id === Number(asked.group)) &&
       within(row.step, "step") &&
       within(row.reward, "reward") &&
-      `${row.question}\n${row.expected}\n${row.answer}`.toLowerCase().includes(words),
+      [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),
   );
   const by = (asked.sort || "number") as keyof Row;
   const sign = asked.descending === "0" ? 1 : -1;
