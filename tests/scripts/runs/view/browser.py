@@ -39,6 +39,10 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         expect(page.locator(".table p")).not_to_have_text(before, timeout=30_000)
     seen["count"] = page.locator(".table p").inner_text()
     seen["drawn"] = page.locator(".row:not(.head)").count()
+    page.locator(".view").focus()
+    page.keyboard.press("End")  # of rows that were not asked for yet
+    page.wait_for_selector(".detail .action")
+    seen["last"] = page.locator(".detail h2").inner_text()
     page.keyboard.press("/")
     page.keyboard.type("script")
     expect(page.locator(".table p")).to_have_text("3 rollouts", timeout=30_000)

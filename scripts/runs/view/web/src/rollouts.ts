@@ -94,7 +94,7 @@ class Table {
   private readonly rows = h("div", { class: "space", role: "rowgroup" });
   private readonly view = h("div", { class: "view", tabindex: "0", role: "grid", "aria-label": "Rollouts" });
   private chunks = new Map<number, source.Row[]>();
-  private asking = new Set<number>();
+  private asking = new Map<number, Promise<void>>();
   private total = 0;
   private picked = -1;
   private asked: source.Asked = {};
@@ -131,8 +131,7 @@ class Table {
       this.count.textContent = `${found.count.toLocaleString()} rollouts`;
       this.count.classList.remove("bad");
     } catch (error) {
-      this.count.textContent = String(error);
-      this.count.classList.add("bad");
+      this.fault(error);
     }
     await this.draw();
   }
@@ -161,15 +160,30 @@ class Table {
     return found?.[place - chunk * CHUNK];
   }
 
-  private async ask(chunk: number): Promise<void> {
-    if (this.asking.has(chunk)) return;
-    this.asking.add(chunk);
+  private ask(chunk: number): Promise<void> {
+    const under = this.asking.get(chunk) ?? this.fetched(chunk);
+    this.asking.set(chunk, under);
+    return under;
+  }
+
+  private async fetched(chunk: number): Promise<void> {
     const generation = this.generation;
-    const found = await source.rollouts(this.asked, chunk * CHUNK, CHUNK);
-    if (generation !== this.generation) return;
-    this.asking.delete(chunk);
-    this.chunks.set(chunk, found.rows);
+    try {
+      const found = await source.rollouts(this.asked, chunk * CHUNK, CHUNK);
+      if (generation !== this.generation) return;
+      this.chunks.set(chunk, found.rows);
+    } catch (error) {
+      this.fault(error);
+      return;
+    } finally {
+      if (generation === this.generation) this.asking.delete(chunk);
+    }
     await this.draw();
+  }
+
+  private fault(error: unknown): void {
+    this.count.textContent = String(error);
+    this.count.classList.add("bad");
   }
 
   private async draw(): Promise<void> {
@@ -197,9 +211,14 @@ class Table {
     const height = this.view.clientHeight - ROW;
     if (top < this.view.scrollTop) this.view.scrollTop = top;
     if (top > this.view.scrollTop + height - ROW) this.view.scrollTop = top - height + ROW;
-    const row = this.row(this.picked);
     void this.draw();
-    if (row) this.open(row);
+    void this.opened(this.picked);
+  }
+
+  private async opened(place: number): Promise<void> {
+    if (!this.row(place)) await this.ask(Math.floor(place / CHUNK));
+    const row = this.row(place);
+    if (row && place === this.picked) this.open(row);
   }
 
   private key(event: KeyboardEvent): void {
