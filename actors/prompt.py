@@ -24,7 +24,7 @@ from replay.trajectory import Question
 from retrieval_server.protocol import Passage
 
 Tokens = NDArray[np.int32]
-Message = dict[str, str]
+Message = dict[str, Any]
 Schemas = Sequence[dict[str, Any]]
 # Encoded pieces are cached: siblings ask the same question and see the same passages.
 _CACHED_CHARS = 32 << 20  # of all pieces at most

@@ -6,8 +6,10 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from configs.prompts import BUDGET, FORCED_ANSWER
+from configs.retrieval import is_near
 from configs.section import (
     NAMES_SECRET,
+    OF_THE_MACHINE,
     REACHES_OUT,
     RUNS_CODE,
     NonNegative,
@@ -19,9 +21,11 @@ from configs.section import (
 PROGRAM = "program"
 BUILT_IN = ("search_r1", "tool_call", "no_search", "rag", PROGRAM)
 BUILT_IN_TOOLS = ("visit", "python")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]*")
+_OF_THE_PROTOCOL = ("accept", "connection", "content-", "host", "last-event", "mcp-", "transfer-")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _IN_A_FILE = re.compile(r".+\.py:[A-Za-z_]\w*")
-_VARIABLE = re.compile(r"[A-Za-z_]\w*")
 _GIVEN = ("OPENAI_", "FORAGE_")  # how the variables begin that every program is given
 
 
@@ -95,6 +99,55 @@ class GatewayConfig(Section, frozen=True):
     body_bytes: Positive = 1_000_000  # of one call
 
 
+class McpKey(Section, frozen=True):
+    """A key that an MCP server is given: a variable of the environment for a command, a header for
+    a URL. Raises ValueError, which never holds what may be a key.
+    """
+
+    server: str  # as environment.mcp names it
+    variable: str = ""  # of the actor's environment: a command gets it under this name
+    header: str = ""  # of each request to a URL, from the variable or the file
+    scheme: Literal["", "Bearer", "Basic", "Token"] = ""  # that stands before the key in a header
+    file: str = ""  # 0600; holds the key of a header
+
+    def __post_init__(self) -> None:
+        where = f"environment.mcp_keys: server = {self.server!r}"
+        if not self.server.startswith(("http://", "https://")):
+            if not self.variable or self.header or self.scheme or self.file:
+                raise ValueError(
+                    f"{where}: a command takes variables of the environment and nothing else: "
+                    "name one, variable: NAME"
+                )
+        elif not _HEADER.fullmatch(self.header):
+            raise ValueError(
+                f"{where}: a URL takes headers: name one, such as header: Authorization"
+            )
+        elif self.header.lower().startswith(_OF_THE_PROTOCOL):
+            raise ValueError(
+                f"{where}: header = {self.header!r} is the protocol's own: name another"
+            )
+        elif not (self.server.startswith("https://") or is_near(self.server)):
+            raise ValueError(
+                f"{where}: the key is shown there: give an https:// address, or an http:// one on "
+                "this machine's loopback"
+            )
+        elif bool(self.variable) == bool(self.file):
+            raise ValueError(
+                f"{where}: header = {self.header!r}: its key is in a file of mode 0600 or in a "
+                "variable of the environment: name one, file: FILE or variable: NAME"
+            )
+        if self.variable and not _VARIABLE.fullmatch(self.variable):
+            raise ValueError(
+                f"{where}: variable is no name of an environment variable: give the variable's "
+                "name, never the key itself"
+            )
+        if self.file and not self.file.startswith("/"):
+            raise ValueError(
+                f"{where}: file is no absolute path: give the whole path of the file that holds "
+                "the key, never the key itself"
+            )
+
+
 class EnvironmentConfig(Section, frozen=True):
     """The environment's name and settings (docs/environments.md). Raises ValueError for a name that
     is none, and for a template without its placeholder.
@@ -106,6 +159,8 @@ class EnvironmentConfig(Section, frozen=True):
     tools: Annotated[tuple[str, ...], RUNS_CODE] = ()
     # MCP servers, all of whose tools are used: command lines, or http(s) URLs
     mcp: Annotated[tuple[str, ...], RUNS_CODE] = ()
+    # Keys that these servers are given: what is named, never the key itself
+    mcp_keys: Annotated[tuple[McpKey, ...], OF_THE_MACHINE, NAMES_SECRET] = ()
     visit: VisitConfig = VisitConfig()
     python: PythonConfig = PythonConfig()
     program: ProgramConfig = ProgramConfig()
@@ -152,6 +207,7 @@ class EnvironmentConfig(Section, frozen=True):
                 raise ValueError(
                     f"environment.mcp = {server!r}: name a server by its command line or URL"
                 )
+        self._require_keys()
         if "{searches}" not in self.budget_template:
             raise ValueError(
                 f"environment.budget_template = {self.budget_template!r}: it must contain "
@@ -162,3 +218,20 @@ class EnvironmentConfig(Section, frozen=True):
                 f"environment.force_template = {self.force_template!r}: it must end with <answer>, "
                 "which the policy closes"
             )
+
+    def _require_keys(self) -> None:
+        """Raise ValueError for a key of a server that is not used, or one that is given twice."""
+        seen = set[tuple[str, str]]()
+        for key in self.mcp_keys:
+            if key.server not in self.mcp:
+                raise ValueError(
+                    f"environment.mcp_keys: server = {key.server!r}: environment.mcp names no such "
+                    "server: write it as there"
+                )
+            name = key.header.lower() or key.variable
+            if (key.server, name) in seen:
+                raise ValueError(
+                    f"environment.mcp_keys: server = {key.server!r}: {name!r} is given twice: keep "
+                    "one"
+                )
+            seen.add((key.server, name))

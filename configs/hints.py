@@ -184,3 +184,13 @@ def shown(path: Path) -> str:
     """A path as one writes it here: relative to the working directory where it lies in it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def number_of_bytes(text: str) -> int:
+    """The number that `4GB` or `64 MiB` means; 0 for other texts."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
+    if not found:
+        return 0
+    return int(
+        float(found[1]) * (1024 if found[3] else 1000) ** (1 + "KMGT".index(found[2].upper()))
+    )

@@ -326,25 +326,32 @@ def _meant(key: str, value: Any, section: type[Section]) -> str:
 def _explain(message: str, tree: dict[str, Any]) -> str:
     what, _, where = message.partition(" - at `$.")
     field = where.rstrip("`")
+    listing, _, inner = field.partition("[")
+    if inner and any(map(_is_section, typing.get_args(_kind(listing)))):  # its values may be keys
+        return what if what.startswith(listing) else f"{field}: {what[:1].lower() + what[1:]}"
     value: Any = tree
     for part in field.split("."):
         value = value.get(part.split("[")[0]) if isinstance(value, dict) else value
     kind = _given(_kind(field))
-    if isinstance(kind, type) and issubclass(kind, Section):  # a section names its own fields
+    if _is_section(kind):  # it names its own fields
         return what
     choices = ""
     if names := _names_in(kind):
         choices = f"; choose one of {', '.join(map(repr, names))}, or a number of bytes"
-        choices += f": write {number}" if (number := _bytes(str(value))) else ""
+        choices += f": write {number}" if (number := hints.number_of_bytes(str(value))) else ""
     if typing.get_origin(kind) is typing.Literal:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
     if field in OPEN_FIELDS:
         choices = f"; write a line `key: value` for each, or {field}.KEY=VALUE"
     if typing.get_origin(kind) is tuple and not isinstance(value, list):
         choices = f"; write a list, {field}=[{value!r}]"
-    if field.endswith("_bytes") and (number := _bytes(str(value))):
+    if field.endswith("_bytes") and (number := hints.number_of_bytes(str(value))):
         choices = f"; write {number}"
     return f"{field} = {value!r}: {what[:1].lower() + what[1:]}{choices}"
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def _given(kind: Any) -> Any:
@@ -358,16 +365,6 @@ def _names_in(kind: Any) -> list[str]:
     parts = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, UnionType) else ()
     literals = [part for part in parts if typing.get_origin(part) is typing.Literal]
     return [name for part in literals if int in parts for name in typing.get_args(part)]
-
-
-def _bytes(text: str) -> int:
-    """The number that `4GB` or `64 MiB` means; 0 for other texts."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
-    if not found:
-        return 0
-    return int(
-        float(found[1]) * (1024 if found[3] else 1000) ** (1 + "KMGT".index(found[2].upper()))
-    )
 
 
 def _kind(field: str) -> Any:

@@ -95,6 +95,10 @@ BROKEN_CALL = (
     "This call could not be read. Call a tool with a JSON object of its name and its arguments, or "
     "give the final answer between <answer> and </answer>."
 )
+BROKEN_FOREIGN_CALL = (
+    "This call could not be read. Write the whole call in the form that you were shown, or give "
+    "the final answer between <answer> and </answer>."
+)
 UNKNOWN_TOOL = "There is no such tool. The tools are: {names}."
 WRONG_ARGUMENTS = "Wrong arguments. {name} takes {arguments}, and nothing else."
 WRONG_FOR_TOOL = "Wrong arguments for {name}: {error}."

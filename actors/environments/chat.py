@@ -35,6 +35,8 @@ _DECODER = json.JSONDecoder()
 _THINK = re.compile("<(/?)think>")
 _OPENING_TOKENS = 16  # in which a template's `<think>` stands at the end of a context
 _TURN = "FORAGE-TURN"
+_TOOL = "FORAGE-TOOL"
+_MARK = re.compile(r"<[^<>\s]+>?|\[[A-Z_]{3,}\]")  # a tag or its beginning, or Mistral's
 _PROBE = 'one "two"\nthree'
 _SEARCH = ("search",)
 _BASE: list[Message] = [{"role": "user", "content": "a question"}]
@@ -157,6 +159,25 @@ def format_of(prompter: Prompter, tools: Schemas, asked: str, model_path: str) -
         "shows no format that is known: say hermes, llama3_json or a parser of vLLM's, whichever "
         "the model was taught"
     )
+
+
+def call_mark(prompter: Prompter, tools: Schemas) -> str:
+    """Return the tag by which the chat template begins the calls of a turn; '' where it writes none
+    before them.
+    """
+    for content, arguments in ((_TURN, {}), (_TURN, "{}"), ("", {}), ("", "{}")):
+        call = {"type": "function", "function": {"name": _TOOL, "arguments": arguments}}
+        turn: Message = {"role": "assistant", "content": content, "tool_calls": [call]}
+        try:
+            text = prompter.render([*_BASE, turn], tools, generate=False)
+        except Exception:  # noqa: BLE001 - templates raise whatever they like
+            continue
+        before, found, _ = text.partition(_TOOL)
+        opened = content or prompter.render(_BASE, tools)
+        if found and opened in before:
+            tag = _MARK.match(before.rpartition(opened)[2].lstrip())
+            return tag[0] if tag else ""
+    return ""
 
 
 def opens_thought(prompter: Prompter, before: Tokens) -> bool:

@@ -8,11 +8,10 @@ counted; the next use starts or connects to it anew. A tool's own fault leaves t
 
 import asyncio
 import logging
-import os
 import shlex
-import shutil
-import sys
 import threading
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -20,36 +19,31 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from actors.environments import mcp_keys
+from actors.environments.mcp_keys import Keys
+from actors.environments.mcp_launch import Launch
 from configs.load import ConfigError
 
 if TYPE_CHECKING:
     from mcp import Client
 
 _CONNECTED_WITHIN_S = 20.0
+_READ_WITHIN_S = 300.0  # of a stream that a server holds open
 _CLOSED_WITHIN_S = 10.0  # the SDK's own patience with a server's end is 6 s
 _LATE_IN_A_ROW = 3  # uses given up, with no answer to any other, until a server counts as stuck
 # Of JSON-RPC's errors: as the SDK tells a closed connection; as servers and it tell a lost session.
 _CONNECTION_CLOSED = -32000
 _SESSION_LOST = (-32600, -32001)
-# A server ends with this process, however that ends. Nothing of ours may run between the fork and
-# the exec of a process of threads, so a program between them asks for it.
-_LAUNCH = """
-import ctypes, os, signal, sys
-parent, program, *command = sys.argv[1:]
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
-if os.getppid() != int(parent):
-    sys.exit(1)
-for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
-    signal.signal(ignored_by_python, signal.SIG_DFL)
-os.execv(program, command)
-"""
 logger = logging.getLogger(__name__)
-_servers: "dict[str, McpServer]" = {}
+_servers: "dict[tuple[str, Keys], McpServer]" = {}
 
 
 class ServerLost(Exception):
     """An MCP server died, or did not answer."""
+
+
+class ToolRefused(Exception):
+    """A tool's fault whose text held a key, without it."""
 
 
 class Listed(msgspec.Struct, frozen=True):
@@ -61,10 +55,12 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class McpServer:
-    """One server, `spec`: a command line or a URL. `lost` counts its deaths."""
+    """One server, `spec`: a command line or a URL, and its keys, which are read anew for each
+    connection. `lost` counts its deaths.
+    """
 
-    def __init__(self, spec: str) -> None:
-        self.spec, self.lost = spec, 0
+    def __init__(self, spec: str, keys: Keys = ()) -> None:
+        self.spec, self.lost, self._keys = spec, 0, keys
         self._connection: _Connection | None = None
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
@@ -84,14 +80,16 @@ class McpServer:
             if connection.ended or _ends_connection(error):
                 raise self._dropped(connection, error) from error
             connection.answered()
+            if (told := connection.without_keys(str(error))) != str(error):
+                raise ToolRefused(told) from None
             raise
         connection.answered()
-        return _text(result)
+        return connection.without_keys(_text(result))
 
     def _connected(self) -> "_Connection":
         loop, known = asyncio.get_running_loop(), self._connection
         if known is None or known.loop is not loop or known.ended:
-            self._connection = known = _Connection(self.spec, loop)
+            self._connection = known = _Connection(self.spec, self._keys, loop)
         return known
 
     async def _client(self, connection: "_Connection") -> "Client":
@@ -109,7 +107,8 @@ class McpServer:
         if self._connection is connection:
             self._connection, self.lost = None, self.lost + 1
             connection.end()
-            logger.warning("the MCP server %r is lost: %s", _short(self.spec), _told(error))
+            told = connection.without_keys(_told(error))
+            logger.warning("the MCP server %r is lost: %s", _short(self.spec), told)
         return ServerLost(
             f"the server {_short(self.spec)!r} is gone ({type(_cause(error)).__name__})"
         )
@@ -118,8 +117,10 @@ class McpServer:
 class _Connection:
     """A connection, held open by a task of its own, which alone may close it."""
 
-    def __init__(self, spec: str, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop, self._spec = loop, spec
+    def __init__(self, spec: str, keys: Keys, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop, self._spec, self._keys = loop, spec, keys
+        self._given: dict[str, str] = {}
+        self._launch = Launch(spec)
         self._opened: asyncio.Future[Client] = loop.create_future()
         self._closing = asyncio.Event()
         self._open_by = loop.time() + _CONNECTED_WITHIN_S
@@ -150,31 +151,42 @@ class _Connection:
         """Note that the server has answered a use, well or badly."""
         self._late, self._answered_at = 0, self.loop.time()
 
+    def without_keys(self, text: str) -> str:
+        """Return a text of the server's without the keys that it was given."""
+        return mcp_keys.without(text, self._given.values())
+
     def stuck(self, began: float) -> bool:
         """Note that a use was given up; True where the last ones all were, and none answered."""
         self._late += self._answered_at <= began
         return self._late >= _LATE_IN_A_ROW
 
     def end(self) -> None:
-        """Close it; a server that was not yet open is given up."""
+        """Close it; a server that was not yet open is given up, and one of ours killed at once: the
+        SDK would read on from one that hangs, for ever where its own patience is cut short.
+        """
         self._closing.set()
+        self._launch.kill()
         if not self._opened.done():
             self._task.cancel()
 
     async def _hold(self) -> None:
         try:
-            async with _client(self._spec) as client:
+            self._given = mcp_keys.read(self._keys, self._spec)
+            async with _client(self._spec, self._launch, self._given) as client:
+                self._launch.settle()
                 self._opened.set_result(client)
                 await self._closing.wait()
         except Exception as error:  # noqa: BLE001 - told to who waits for it
             if not self._opened.done():
                 self._opened.set_exception(error)
                 self._opened.exception()  # perhaps nobody waits any more
+        finally:
+            self._launch.close()
 
 
-def server_of(spec: str) -> McpServer:
-    """Return the process's one McpServer of this name."""
-    return _servers.setdefault(spec, McpServer(spec))
+def server_of(spec: str, keys: Keys = ()) -> McpServer:
+    """Return the process's one McpServer of this name and these keys."""
+    return _servers.setdefault((spec, keys), McpServer(spec, keys))
 
 
 def lost() -> int:
@@ -183,14 +195,15 @@ def lost() -> int:
 
 
 @lru_cache
-def listed(spec: str) -> tuple[Listed, ...]:
+def listed(spec: str, keys: Keys = ()) -> tuple[Listed, ...]:
     """Ask a server for its tools, in an event loop of its own. Raises ConfigError."""
+    given = mcp_keys.read(keys, spec)
     found: list[Listed] = []
     faults: list[BaseException] = []
 
     def ask() -> None:
         try:
-            found.extend(asyncio.run(_listed(spec)))
+            found.extend(asyncio.run(_listed(spec, given)))
         except BaseException as error:  # noqa: BLE001 - named below
             faults.append(error)
 
@@ -200,35 +213,52 @@ def listed(spec: str) -> tuple[Listed, ...]:
     if thread.is_alive() or faults:
         why = _told(faults[0]) if faults else f"no answer within {_CONNECTED_WITHIN_S:g} s"
         raise ConfigError(
-            f"environment.mcp = {spec!r}: it does not answer as an MCP server: {why}: correct the "
-            "command or URL, or see that the server runs"
+            f"environment.mcp = {spec!r}: it does not answer as an MCP server: "
+            f"{mcp_keys.without(why, given.values())}: correct the command or URL, see that the "
+            "server runs, or give it its keys, environment.mcp_keys"
         )
     if not found:
         raise ConfigError(f"environment.mcp = {spec!r}: the server has no tools: leave it out")
     return tuple(found)
 
 
-async def _listed(spec: str) -> list[Listed]:
-    found, cursor = list[Listed](), None
-    async with asyncio.timeout(_CONNECTED_WITHIN_S), _client(spec) as client:
-        while True:
-            page = await client.list_tools(cursor=cursor)
-            for tool in page.tools:
-                found.append(Listed(tool.name, tool.description or "", tool.input_schema))
-            if not (cursor := page.next_cursor):
-                return found
+async def _listed(spec: str, given: Mapping[str, str]) -> list[Listed]:
+    found, cursor, launch = list[Listed](), None, Launch(spec)
+    try:
+        async with asyncio.timeout(_CONNECTED_WITHIN_S), _client(spec, launch, given) as client:
+            while True:
+                page = await client.list_tools(cursor=cursor)
+                for tool in page.tools:
+                    found.append(Listed(tool.name, tool.description or "", tool.input_schema))
+                if not (cursor := page.next_cursor):
+                    return found
+    finally:
+        launch.close()
 
 
-def _client(spec: str) -> "Client":
+def _client(spec: str, launch: Launch, given: Mapping[str, str]) -> "Client":
     from mcp import Client, StdioServerParameters
 
     if spec.startswith(("http://", "https://")):
-        return Client(spec)
-    command = shlex.split(spec)
-    if (program := shutil.which(command[0])) is None:
-        raise FileNotFoundError(f"there is no program {command[0]!r} that may be run")
-    launch = ["-I", "-S", "-c", _LAUNCH, str(os.getpid()), program, *command]
-    return Client(StdioServerParameters(command=sys.executable, args=launch))
+        return Client(_requests(spec, given))
+    command, *arguments = launch.command()
+    return Client(StdioServerParameters(command=command, args=arguments, env=dict(given)))
+
+
+@asynccontextmanager
+async def _requests(url: str, headers: Mapping[str, str]) -> AsyncIterator[tuple[Any, Any]]:
+    """The streams to a URL, each of whose requests has these headers. The SDK follows redirections
+    within its origin alone.
+    """
+    from httpx2 import AsyncClient, Timeout
+    from mcp.client.streamable_http import streamable_http_client
+
+    timeout = Timeout(_CONNECTED_WITHIN_S, read=_READ_WITHIN_S)
+    async with (
+        AsyncClient(headers=headers, timeout=timeout) as client,
+        streamable_http_client(url, http_client=client) as streams,
+    ):
+        yield streams
 
 
 def _short(spec: str) -> str:

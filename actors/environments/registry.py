@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from actors.environments.base import Environment, Outcome, Retriever
 from actors.environments.baselines import SingleCompletion
+from actors.environments.mcp_keys import require_found
 from actors.environments.search_r1 import STOP_TAGS, TagEnvironment, stop_tags
 from actors.environments.tool_call import ToolCallEnvironment, calling_of
 from actors.environments.tools import load_tools
@@ -131,6 +132,7 @@ def check(config: Config, prompter: Prompter | None = None) -> None:
     """
     settings, questions = config.environment, config.questions
     if settings.name in _BUILT_IN:
+        require_found(config)
         load_tools(settings)
     else:
         stops_of(config)

@@ -31,6 +31,7 @@ from actors.environments.chat import (
     Chat,
     ToolMessage,
     begins_call,
+    call_mark,
     format_of,
     opens_thought,
     parse_calls,
@@ -74,6 +75,7 @@ class Calling:
         self._own = next((own for own in OWN if own == format), None)
         if self._own is None:
             self._vllm = VllmFormat(format, prompter.tokenizer, self.schemas)
+            self._mark = call_mark(prompter, self.schemas)
         self._ends = [prompter.decode([end]) for end in end_tokens(prompter, model_path)]
 
     def read(self, text: str) -> list[Reply]:
@@ -86,7 +88,14 @@ class Calling:
 
     def begins(self, text: str) -> bool:
         """True where a call begins in the text, closed or not."""
-        return self._own is not None and begins_call(text, self._own)
+        if self._own is not None:
+            return begins_call(text, self._own)
+        return bool(self._mark) and self._mark in text
+
+    @property
+    def broken(self) -> str:
+        """The correction of a call that cannot be read."""
+        return prompts.BROKEN_CALL if self._own is not None else prompts.BROKEN_FOREIGN_CALL
 
     def _without_end(self, text: str) -> str:
         end = next((end for end in self._ends if end and text.endswith(end)), "")
@@ -94,7 +103,7 @@ class Calling:
 
     def _read(self, call: Call | Malformed) -> Reply:
         if isinstance(call, Malformed):
-            return prompts.BROKEN_CALL
+            return self.broken
         if call.name == "search":
             queries = texts_of(call.arguments.get("query_list"))
             if queries and len(call.arguments) == 1:
@@ -158,7 +167,7 @@ class ToolCallEnvironment:
         replies = [] if self._opened else self._calling.read(said)
         if not replies and (outcome := self._ended(text, said, last)) is not None:
             return outcome
-        replies = replies or [prompts.BROKEN_CALL]
+        replies = replies or [self._calling.broken]
         malformed = any(isinstance(each, str) for each in replies)
         if last:
             return Outcome(NOTHING, malformed=malformed, stop=StopReason.TURN_LIMIT)

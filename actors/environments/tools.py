@@ -70,7 +70,7 @@ def _loaded(encoded: bytes) -> tuple[Tool, ...]:
     settings = msgspec.json.decode(encoded, type=EnvironmentConfig)
     tools: list[Tool] = []
     named = [("tools", entry, _load(entry, settings)) for entry in settings.tools]
-    named += [("mcp", spec, _of_server(spec, settings.tool_limits)) for spec in settings.mcp]
+    named += [("mcp", spec, _of_server(spec, settings)) for spec in settings.mcp]
     for key, entry, found in named:
         for tool in found:
             if tool.name in RESERVED or any(tool.name == other.name for other in tools):
@@ -118,10 +118,11 @@ def _load(entry: str, settings: EnvironmentConfig) -> Iterator[Tool]:
         yield _tool(entry, method, limits, found)
 
 
-def _of_server(spec: str, limits: Mapping[str, int]) -> Iterator[Tool]:
+def _of_server(spec: str, settings: EnvironmentConfig) -> Iterator[Tool]:
     """The tools of an MCP server, which checks arguments itself."""
-    server = server_of(spec)
-    for each in listed(spec):
+    limits, keys = settings.tool_limits, settings.mcp_keys
+    server = server_of(spec, keys)
+    for each in listed(spec, keys):
         if not _NAME.fullmatch(each.name):
             raise ConfigError(f"environment.mcp = {spec!r}: its tool {each.name!r} makes no tag")
         description = " ".join(each.description.split())

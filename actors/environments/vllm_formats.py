@@ -1,7 +1,8 @@
 """vLLM's tool parsers as formats of calls. vllm is imported inside functions: a machine without it
 gets the remedy named, and the other formats need none.
 
-A parser tells only calls that it could read; a turn whose calls it could not read has none.
+A parser tells only calls that it could read. That a turn began one is seen by the tag that the
+chat template writes before calls (`call_mark` in `actors/environments/chat.py`).
 """
 
 import json

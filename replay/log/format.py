@@ -125,9 +125,17 @@ def payloads(segment: Segment, file: BinaryIO) -> Iterator[Piece]:
         yield piece
 
 
-def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
+def payload_at(file: BinaryIO, offset: int) -> bytes:
+    """Return the payload of the frame there; empty where there is none, or none that is whole."""
+    return _frame_at(file, offset, os.fstat(file.fileno()).st_size)[0]
+
+
+def pieces(
+    segment: Segment, file: BinaryIO, begin: int = 0, number: int = 0
+) -> Iterator[Piece | Damage]:
     """Yield every record, and in its place whatever damage there is: a stretch that is no record,
     or records that are missing or stand elsewhere. Fill in `segment.before` and `segment.log`.
+    `begin`: from this offset on, where record `number` is due.
 
     Raises LogError for a file that is no log of this format, TornRecord as `payloads` does.
     """
@@ -140,6 +148,8 @@ def pieces(segment: Segment, file: BinaryIO) -> Iterator[Piece | Damage]:
             raise LogError(f"{path}: offset 0: {cause}: put the run's own back")
         offset = size if whole is None else whole
         yield Damage(path, 0, offset, cause)
+    elif begin:
+        offset, due = begin, number
     while offset < size:
         payload, number, cause = _frame_at(file, offset, size)
         if not cause:

@@ -102,6 +102,8 @@ def paths_of(config: Config, kinds: Collection[str]) -> dict[str, str]:
     if ACTOR in kinds:
         found["rewards.judge.key_file"] = rewards.judge.key_file
         found["rewards.similarity.model"] = rewards.similarity.model
+        for number, key in enumerate(config.environment.mcp_keys):
+            found[f"environment.mcp_keys[{number}].file"] = key.file
     return {field: path for field, path in found.items() if path}
 
 

@@ -24,6 +24,7 @@ from scripts.fleet.console import Console
 from scripts.fleet.disk_forecast import DiskWatch
 from scripts.fleet.fleet import Fleet
 from scripts.fleet.kinds import REPLAY, RETRIEVAL, is_actor, is_rank, kind_of
+from scripts.fleet.money import MoneyWatch
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
@@ -67,7 +68,7 @@ class Supervisor:
         self._heard_s = time.monotonic() + config.actors.starting_deadline_s
         self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
         self.restarts.reach(shown.step)
-        self._disk = DiskWatch(config, console.say)
+        self._disk, self._money = DiskWatch(config, console.say), MoneyWatch(config, console.say)
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
@@ -85,6 +86,7 @@ class Supervisor:
             for line in self._fleet.news():
                 self._console.say(line, "bold yellow")
             self._disk.tend(time.monotonic())
+            self._money.tend(time.monotonic())
             with _within_budget():
                 self.restarts.look()
             if (wanted := self._wanted.change()) and not self._asked:

@@ -1,8 +1,10 @@
 """The environment's section refuses what could not be meant."""
 
+import json
+
 import pytest
 
-from configs.load import ConfigError, parse
+from configs.load import ConfigError, dump, parse
 
 
 @pytest.mark.parametrize(
@@ -81,3 +83,45 @@ def test_a_program_has_a_retrieval_server_where_there_is_something_to_search() -
     given = ["environment.name=program", "environment.program.command=[agent]"]
     assert not parse("", given, "here").starts_retrieval_server
     assert parse("", [*given, "retrieval.corpus=c.jsonl"], "here").starts_retrieval_server
+
+
+URL, COMMAND = "https://192.0.2.7/mcp", "python server.py"
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ({"server": "other", "variable": "KEY"}, ["'other'", "names no such server"]),
+        ({"server": COMMAND}, [COMMAND, "name one, variable: NAME"]),
+        ({"server": COMMAND, "variable": "KEY", "file": "/key"}, ["and nothing else"]),
+        ({"server": COMMAND, "variable": "se-cret"}, ["never the key itself"]),
+        ({"server": URL, "variable": "KEY"}, ["header: Authorization"]),
+        ({"server": URL, "header": "X: se-cret", "variable": "KEY"}, ["header: Authorization"]),
+        ({"server": URL, "header": "Mcp-Session-Id", "variable": "KEY"}, ["the protocol's own"]),
+        ({"server": URL, "header": "X-Key"}, ["'X-Key'", "file: FILE or variable: NAME"]),
+        ({"server": URL, "header": "X", "variable": "K", "file": "/k"}, ["name one"]),
+        ({"server": URL, "header": "X-Key", "file": "se-cret"}, ["absolute", "never the key"]),
+        ({"server": URL, "key": "se-cret"}, ["mcp_keys[0]: object contains unknown field `key`"]),
+        ({"server": "http://192.0.2.7/mcp", "header": "X", "variable": "K"}, ["https:// address"]),
+    ],
+)
+def test_each_fault_of_a_servers_key_is_named(key: dict[str, str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(written(key), [], "here")
+    said = str(raised.value)
+    assert all(word in said for word in [*words, "environment.mcp_keys"]), said
+    assert "se-cret" not in said
+
+
+def test_a_servers_keys_are_kept_by_name_alone() -> None:
+    local = {"server": "http://127.0.0.1:8000/mcp", "header": "X-Key", "file": "/home/me/key"}
+    of_command = {"server": COMMAND, "variable": "KEY"}
+    config = parse(written(local, of_command), [], "here")
+    assert parse(dump(config), [], "here") == config
+    with pytest.raises(ConfigError, match="'KEY' is given twice: keep one"):
+        parse(written(of_command, of_command), [], "here")
+
+
+def written(*keys: dict[str, str]) -> str:
+    servers = [URL, COMMAND, "http://127.0.0.1:8000/mcp", "http://192.0.2.7/mcp"]
+    return json.dumps({"environment": {"mcp": servers, "mcp_keys": keys}})

@@ -294,7 +294,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
     of_the_machine |= {"actors.tensor_parallel", "learner.rendezvous"}
     of_the_machine |= {"retrieval.url", "retrieval.host", "retrieval.index_version"}
     of_the_machine |= {f"retrieval.live.{name}" for name in ("url", "key_file", "key_variable")}
-    of_the_machine |= {"retrieval.live.record"}
+    of_the_machine |= {"retrieval.live.record", "environment.mcp_keys"}
     of_the_machine |= {"replay.endpoint", "weight_sync.endpoint", "cluster.address"}
     of_the_machine |= {"cluster.learner", "cluster.actors", "cluster.retrieval_replicas"}
     of_the_machine |= {"cluster.shared", "learner.hierarchical", "keys"}

@@ -67,6 +67,17 @@ def test_each_field_is_refused_by_name_value_and_remedy(field: str) -> None:
     trust.require(config, source="", trust=False, given=trust.given([f"{field}=x"]))
 
 
+def test_keys_of_mcp_servers_are_refused_beside_the_servers() -> None:
+    config = config_of(
+        **{
+            "environment.mcp": "['python server.py']",
+            "environment.mcp_keys": "[{server: python server.py, variable: HOME}]",
+        }
+    )
+    lines = refused(config, given=["environment.mcp"])
+    assert len(lines) == 1 and lines[0].startswith("environment.mcp_keys = [{'server': 'python")
+
+
 @pytest.mark.parametrize("field", HARMLESS)
 def test_values_that_harm_nobody_need_no_word(field: str) -> None:
     trust.require(config_of(**{field: HARMLESS[field]}), source="", trust=False)

@@ -58,10 +58,13 @@ COMMANDS = [
     ("plan none.yaml --gpus 1", "'none.yaml' does not exist"),
     ("plan BASE --gpu H10", "did you mean H100?"),
     ("warm-start none --from-run none", NO_CONFIG),
-    *((f"{each} none", NO_RUN) for each in ("resume", "relearn", "show", "audit", "compact")),
+    *(
+        (f"{each} none", NO_RUN)
+        for each in ("resume", "relearn", "show", "audit", "compact", "view")
+    ),
     *(
         (f"{each} .", "RUN = '.': no config.yaml")
-        for each in ("resume", "relearn", "show", "audit", "compact", "plot")
+        for each in ("resume", "relearn", "show", "audit", "compact", "plot", "view")
     ),
     ("plot none", NO_RUN),
     ("scale none 1", NO_RUN),

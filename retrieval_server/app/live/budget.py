@@ -82,17 +82,7 @@ class Budget:
             raise BadRecord(f"{self.path} has become shorter: put back what was taken from it")
         content = os.pread(file, size - self._read, self._read)
         whole = content.rfind(b"\n") + 1
-        for line in content[:whole].splitlines():
-            try:
-                spent = self._spent + _nanos(_decoder.decode(line).usd)
-                if spent < 0:
-                    raise ValueError("more is given back than was spent")
-            except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError) as error:
-                raise BadRecord(
-                    f"{self.path}: {error}: a line is wrong, so what is left cannot be told: "
-                    "mend it, or start a new run"
-                ) from error
-            self._spent = spent
+        self._spent = _counted(self.path, content[:whole], self._spent)
         self._read += whole
         if whole < len(content):
             os.ftruncate(file, self._read)
@@ -104,6 +94,46 @@ class Budget:
         os.fsync(file)
         self._read += len(line)
         self._spent += nanos
+
+
+class Spending:
+    """What a run has spent, as somebody reads it who spends nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._spent = self._read = 0
+
+    def look(self) -> float:
+        """Read on, and return the money spent so far. Raises BadRecord or OSError."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                content = file.read()
+        except FileNotFoundError:  # nothing yet
+            return 0.0
+        whole = content.rfind(b"\n") + 1
+        self._spent = _counted(self._path, content[:whole], self._spent)
+        self._read += whole
+        return self._spent / _NANOS
+
+    def is_spent(self, budget_usd: float, price_usd: float) -> bool:
+        """True where, at the last look, another request would have cost more than was left."""
+        return self._spent + _nanos(price_usd) > _nanos(budget_usd)
+
+
+def _counted(path: Path, lines: bytes, spent: int) -> int:
+    """What is spent after these lines. Raises BadRecord."""
+    for line in lines.splitlines():
+        try:
+            spent += _nanos(_decoder.decode(line).usd)
+            if spent < 0:
+                raise ValueError("more is given back than was spent")
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError, OverflowError) as error:
+            raise BadRecord(
+                f"{path}: {error}: a line is wrong, so what is left cannot be told: mend it, or "
+                "start a new run"
+            ) from error
+    return spent
 
 
 def _nanos(usd: float) -> int:

@@ -13,7 +13,7 @@ from configs.retrieval import LiveConfig, RetrievalConfig
 from configs.schema import Config
 from retrieval_server.app.live import budget as spending
 from retrieval_server.app.live import record
-from retrieval_server.app.live.budget import Budget
+from retrieval_server.app.live.budget import Budget, Spending
 from retrieval_server.app.live.providers import PROVIDERS
 from retrieval_server.app.live.record import Answers, Scope
 from retrieval_server.app.live.search import LiveSearch
@@ -63,6 +63,11 @@ def open_live(config: Config) -> LiveSearch:
     provider = PROVIDERS[asked.kind](live, read_key(live))
     budget = _opened_budget(_spending(config), live)
     return LiveSearch(_opened(asked, _record(config), writes=True), provider, budget, live)
+
+
+def spending_of(config: Config) -> Spending:
+    """What a run has spent, for who only reads it."""
+    return Spending(_spending(config))
 
 
 def read_key(live: LiveConfig) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,11 +17,12 @@ from actors.environments import mcp_servers, toolbox
 from actors.environments.mcp_servers import McpServer, ServerLost
 from actors.environments.toolbox import Toolbox
 from actors.environments.tools import Tool, load_tools
-from configs.environment import EnvironmentConfig
+from configs.environment import EnvironmentConfig, McpKey
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
 from tests.actors.conftest import make_lease
 
+KEY = "0123456789-a-key-abcdef"
 SERVER = REPOSITORY / "tests" / "actors" / "mcp_server.py"
 mcp = pytest.importorskip("mcp")
 
@@ -52,10 +54,10 @@ async def spec() -> AsyncIterator[str]:
 def port(unused_tcp_port_factory: Any) -> Any:
     started = list[subprocess.Popen[bytes]]()
 
-    def start(port: int, kind: str = "http") -> int:
+    def start(port: int, kind: str = "http", *more: str) -> int:
         while started:  # one at a time holds the port
             end(started.pop())
-        command = [sys.executable, str(SERVER), kind, str(port)]
+        command = [sys.executable, str(SERVER), kind, str(port), *more]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         return port
 
@@ -76,7 +78,7 @@ async def inside(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[McpServer]:
     served._tool_manager.get_tool(wrong.__name__).fn_metadata.output_schema["required"] = ["other"]
     served.tool()(echo)
     served.tool()(hang)
-    monkeypatch.setattr(mcp_servers, "_client", lambda spec: mcp.Client(served))
+    monkeypatch.setattr(mcp_servers, "_client", lambda *given: mcp.Client(served))
     server = McpServer("/opt/bin/inside --key=secret")
     yield server
     if server._connection is not None:
@@ -105,10 +107,10 @@ async def ended(connection: Any) -> None:
         await asyncio.wait({connection._task})
 
 
-async def late(server: McpServer) -> None:
+async def late(server: McpServer, tool: str = "hang") -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.1):
-            await server.call("hang", {})
+            await server.call(tool, {})
 
 
 async def listening(port: int) -> None:
@@ -260,6 +262,43 @@ async def test_a_server_that_has_forgotten_the_session_is_connected_to_anew(
     assert await served.use("add", a=2, b=3) == "5"
 
 
+@pytest.mark.slow
+async def test_a_command_gets_the_variables_that_are_named_and_no_other(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("A_KEY", "ANOTHER_KEY"):
+        monkeypatch.setenv(name, KEY)
+    key = McpKey(server=spec, variable="A_KEY")
+    served = Served(spec, mcp_keys=(key,))
+    assert await served.use("told", of="A_KEY") == "A_KEY: (a key)"
+    assert await served.use("told", of="ANOTHER_KEY") == "ANOTHER_KEY: nothing"
+    await ended(mcp_servers.server_of(spec, (key,))._connection)
+
+
+@pytest.mark.slow
+async def test_a_url_gets_its_headers_and_their_key_is_shown_nowhere(
+    port: Any, unused_tcp_port: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    spec, file = f"http://127.0.0.1:{unused_tcp_port}/mcp", tmp_path / "key"
+    file.write_text(f"{KEY}\n")
+    file.chmod(0o600)
+    await listening(port(unused_tcp_port, "guarded", KEY))
+    with pytest.raises(ConfigError, match=r"or give it its keys, environment\.mcp_keys"):
+        Served(spec)
+    key = McpKey(server=spec, header="Authorization", scheme="Bearer", file=str(file))
+    served = Served(spec, mcp_keys=(key,))
+    said = [await served.use(tool, of="authorization") for tool in ("told", "blab")]
+    assert said[0] == "authorization: Bearer (a key)" and "Bearer (a key)" in said[1]
+    file.unlink()
+    lost = [await served.use("die")]
+    await listening(port(unused_tcp_port, "guarded", KEY))
+    lost += [await served.use("told", of="authorization")]
+    assert "failed: ServerLost" in lost[0] and "is gone (ConfigError)" in lost[1]
+    assert "No such file or directory: write the server's key into it" in caplog.text
+    assert KEY not in f"{said} {lost} {caplog.text} {served.box.noted()}"
+
+
 USER = """
 import asyncio, sys
 from actors.environments.mcp_servers import McpServer
@@ -286,6 +325,25 @@ def test_a_stuck_server_ends_with_a_process_that_is_killed() -> None:
             os.kill(server, signal.SIGKILL)
             pytest.fail("it has outlived its user")
         time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at as Linux shows them")
+def test_a_stuck_server_that_was_just_dropped_holds_up_no_event_loop() -> None:
+    server, pids = McpServer(f"{sys.executable} {SERVER} stdio"), list[int]()
+
+    async def use() -> None:
+        pids.append(int(await server.call("pid", {})))
+        await asyncio.gather(*(late(server, "freeze") for _ in range(3)))
+        await asyncio.sleep(0.3)
+
+    thread = threading.Thread(target=lambda: asyncio.run(use()), daemon=True)
+    thread.start()
+    thread.join(30)
+    held_up, outlived = thread.is_alive(), _runs(pids[0])
+    if outlived:
+        os.kill(pids[0], signal.SIGKILL)
+    assert not held_up and not outlived and server.lost == 1
 
 
 def _runs(pid: int) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from actors.environments.chat import OWN, Chat, format_of, parse_calls
+from actors.environments.chat import OWN, Chat, call_mark, format_of, parse_calls
 from actors.environments.vllm_formats import VllmFormat
 from actors.prompt import Prompter
 from configs.environment import EnvironmentConfig
@@ -112,6 +112,39 @@ def test_the_format_is_the_templates_own(request: Any, model: Any) -> None:
     assert format_of(prompter_of(model), TOOLS, "auto", "") == FORMATS[name]
 
 
+MARKS = {"qwen2_5": "<tool_call>", "qwen3": "<tool_call>", "qwen3_5_think": "<tool_call>"}
+
+
+@pytest.mark.parametrize("model", DIGESTS, indirect=True)
+def test_a_calls_mark_is_the_templates_own(request: Any, model: Any) -> None:
+    name = request.node.callspec.params["model"]
+    assert call_mark(prompter_of(model), TOOLS) == MARKS.get(name, "")
+
+
+@pytest.mark.parametrize(
+    ("written", "mark"),
+    [
+        ("{{ m.content }}[TOOL_CALLS][{{ f.name }}", "[TOOL_CALLS]"),
+        ("{{ m.content }}<|calls|>\n<|call|>functions.{{ f.name }}:0", "<|calls|>"),
+        ("<function name={{ f.name }} {{ f.arguments.items() }}>", "<function"),
+        ("<call>{{ f.name }}{{ f.arguments + '' }}", "<call>"),
+        ("[{{ f.name }}()]", ""),
+        ("{{ m.content }}", ""),
+        ("{{ raise_exception('no calls') }}", ""),
+    ],
+)
+def test_a_calls_mark_is_the_first_tag_that_a_template_writes(
+    bpe_tokenizer: Any, written: str, mark: str
+) -> None:
+    calling = "{% if m.tool_calls %}{% set f = m.tool_calls[0].function %}" + written
+    each = f"{calling}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+    opens = "{% if m.role == 'assistant' %}<|assistant|>{% endif %}"
+    template = f"{{% for m in messages %}}{opens}{each}{{% endfor %}}"
+    template += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    prompter = prompter_of(chat_tokenizer(bpe_tokenizer, template))
+    assert call_mark(prompter, TOOLS) == mark
+
+
 @pytest.mark.parametrize("model", ["qwen3"], indirect=True)
 def test_thoughts_are_switched_off_by_a_template_argument(model: Any) -> None:
     conversation = [{"role": "user", "content": "a question"}]
@@ -165,6 +198,34 @@ def test_a_call_is_read_by_vllms_parser(stage: Any, model: Any) -> None:
     told = stage.play(f"</think>{broken}{end}", f"</think>kelu{end}", **settings)
     assert told.turns[0].malformed and told.stop_reason == StopReason.UNANSWERED
     assert "missing required field" in stage.tokenizer.decode(told.turns[0].observation_tokens)
+
+
+@pytest.mark.slow  # it imports vLLM
+@pytest.mark.parametrize("model", ["qwen3_5_think"], indirect=True)
+@pytest.mark.parametrize("name", ["auto", "qwen3_xml"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>",
+        '<tool_call>\n{"name": "search", "arguments": {"query_list": ["bore"',
+        "<tool_call>\nsearch(bore)\n</tool_call>",
+        "I call <tool_call> <query_list>bore</query_list>",
+    ],
+)
+def test_a_call_that_vllms_parser_cannot_read_is_corrected(
+    stage: Any, model: Any, name: str, text: str
+) -> None:
+    pytest.importorskip("vllm")
+    stage.tokenizer, stage.retriever = model, Library()
+    model.add_tokens(["<tool_call>", "</tool_call>"], special_tokens=True)
+    end = model.eos_token
+    says = (f"</think>{text}{end}", f"</think><answer>kelu</answer>{end}")
+    told = stage.play(*says, **with_environment(tool_format=name))
+    first = stage.tokenizer.decode(told.turns[0].observation_tokens)
+    assert "This call could not be read. Write the whole call in the form that you" in first
+    assert told.turns[0].malformed and told.stop_reason == StopReason.ANSWERED
+    thought = stage.play(f"I might {text}</think>kelu{end}", **with_environment(tool_format=name))
+    assert len(thought.turns) == 1 and thought.stop_reason == StopReason.UNANSWERED
 
 
 @pytest.mark.slow  # it imports vLLM

@@ -152,6 +152,9 @@ def test_each_kind_of_process_asks_for_its_files() -> None:
         "model.path": "/m",
         "retrieval.corpus": "/c.jsonl",
     }
+    key = {"server": "https://192.0.2.7/mcp", "header": "X-Key", "file": "/k"}
+    keyed = parse(str({"environment": {"mcp": [key["server"]], "mcp_keys": [key]}}), [], "here")
+    assert paths_of(keyed, {"actor"}) == {"environment.mcp_keys[0].file": "/k"}
 
 
 def test_a_node_finds_its_facts(tmp_path: Path) -> None:

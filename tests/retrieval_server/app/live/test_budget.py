@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_server.app.live.budget import Budget
+from retrieval_server.app.live.budget import Budget, Spending
 from retrieval_server.protocol import BadRecord
 
 
@@ -86,3 +86,18 @@ def test_an_account_that_was_cut_short_pays_nothing(path: Path) -> None:
     path.write_text("")
     with pytest.raises(BadRecord, match="shorter"):
         budget.take()
+
+
+def test_who_only_reads_counts_as_who_spends_and_changes_nothing(path: Path) -> None:
+    seen = Spending(path)
+    assert seen.look() == 0.0 and not path.exists() and not seen.is_spent(0.002, 0.001)
+    budget = Budget(path, 0.002, 0.001)
+    assert budget.take() and seen.look() == 0.001
+    assert budget.take() and seen.look() == 0.002 and seen.is_spent(0.002, 0.001)
+    budget.give_back()
+    torn = path.read_bytes() + b'{"at":1,'
+    path.write_bytes(torn)
+    assert seen.look() == 0.001 and not seen.is_spent(0.002, 0.001) and path.read_bytes() == torn
+    path.write_bytes(torn + b"\n")
+    with pytest.raises(BadRecord, match="a line is wrong"):
+        seen.look()

@@ -1,0 +1,1 @@
+"""The pages of runs: a local web server, or one file."""

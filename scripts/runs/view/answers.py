@@ -1,0 +1,237 @@
+"""The answers to the pages' questions, as JSON: runs, curves, sentinels, rollouts."""
+
+import json
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from configs.load import ConfigError, load
+from configs.schema import Config
+from learner.health.rules import RULES
+from learner.health.sentinels import Noted, read_notes, spans
+from replay.codec import decode_trajectory
+from replay.protocol import ReplayError
+from replay.trajectory import TokenSequence, Turn
+from scripts.runs.runs import state_of
+from scripts.runs.show import load_tokenizer
+from scripts.runs.view.following import payload_of
+from scripts.runs.view.index import Index, Told
+from scripts.setup.resolve import run_config
+from scripts.terminal import clean
+
+MOST_EVENTS = 2000  # of a run; the newest
+MOST_TEXT = 100_000  # characters of one piece of a rollout
+MOST_STEPS = 5000  # of a curve: longer ones are thinned
+
+
+def overview(index: Index) -> dict[str, Any]:
+    """All runs: what they are, where they stand, evaluations, events, and the gauges they have."""
+    names = index.rows("SELECT DISTINCT name FROM gauges ORDER BY name")
+    return {
+        "runs": [_run(index, number, told) for number, told in enumerate(index.runs)],
+        "gauges": [name for (name,) in names],
+        "stops": [stop for (stop,) in index.rows("SELECT DISTINCT stop FROM rollouts") if stop],
+    }
+
+
+def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
+    """Each gauge's steps and values, by name and run."""
+    found: dict[str, list[dict[str, list[Any]]]] = {}
+    for name in names:
+        found[name] = []
+        for run in range(len(index.runs)):
+            points = index.rows(
+                "SELECT step, value FROM gauges WHERE name = ? AND run = ? ORDER BY step",
+                (name, run),
+            )
+            points = points[:: math.ceil(len(points) / MOST_STEPS) or 1]
+            steps, values = [step for step, _ in points], [value for _, value in points]
+            found[name].append({"steps": steps, "values": values})
+    return found
+
+
+def health(index: Index) -> dict[str, Any]:
+    """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
+    notes = [list(read_notes(told.path)) for told in index.runs]
+    configs = [_config(told.path) for told in index.runs]
+    rules = []
+    for name, rule in RULES.items():
+        of_runs = []
+        for noted, config in zip(notes, configs, strict=True):
+            points = [
+                (each.step, each.gauges[rule.gauge])
+                for each in _last(noted)
+                if rule.gauge in each.gauges
+            ]
+            first = [value for _, value in points if value][: rule.warm_up]
+            fired = [span for span in spans(noted) if span.name == name]
+            of_runs.append(
+                {
+                    "steps": [step for step, _ in points],
+                    "values": [value for _, value in points],
+                    "bound": rule.bound(first),
+                    "action": getattr(config.sentinels, name) if config else "",
+                    "fired": [[span.first, span.last] for span in fired],
+                }
+            )
+        rules.append(
+            {
+                "name": name,
+                "gauge": rule.gauge,
+                "condition": rule.condition,
+                "side": rule.side,
+                "means": rule.means,
+                "remedy": rule.remedy,
+                "runs": of_runs,
+            }
+        )
+    return {"rules": rules}
+
+
+def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
+    """One rollout's tokens as text, with what is known of each. Raises ConfigError, ReplayError."""
+    if not 0 <= run < len(index.runs):
+        raise ConfigError(f"run {run}: there is no such run")
+    found = index.rows(
+        "SELECT segment, place FROM rollouts WHERE run = ? AND number = ?", (run, number)
+    )
+    if not found:
+        raise ConfigError(f"record {number}: there is no such rollout in this run")
+    told = index.runs[run]
+    payload = payload_of(told.follower.path, number, *found[0])
+    if not payload:
+        return {"gone": "its tokens were compacted away (replay.keep, forage compact)"}
+    trajectory = decode_trajectory(payload)
+    tokenizer, lacks = _tokenizer(told.path)
+    return {
+        "lacks": clean(lacks),
+        "parts": trajectory.reward_parts,
+        "cause": clean(trajectory.reward_cause),
+        "timings": trajectory.timings,
+        "actor": clean(trajectory.actor_id),
+        "attempt": trajectory.attempt,
+        "sequences": [_sequence(each, tokenizer) for each in trajectory.sequences],
+    }
+
+
+def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
+    follower, config = told.follower, _config(told.path)
+    evaluations = index.rows(
+        "SELECT step, at, result FROM evaluations WHERE run = ? ORDER BY step", (number,)
+    )
+    events = index.rows(
+        "SELECT at, step, kind, said FROM events WHERE run = ? ORDER BY number DESC LIMIT ?",
+        (number, MOST_EVENTS),
+    )
+    return {
+        "name": clean(told.path.resolve().name),
+        "path": clean(str(told.path)),
+        "state": "" if follower.damage else _state(told.path),
+        "damage": clean(follower.damage),
+        "read": follower.read,
+        "size": follower.size,
+        "records": told.records,
+        "step": told.step,
+        "steps": config.learner.total_steps if config else 0,
+        "model": clean(config.model.path) if config else "",
+        "objective": config.learner.objective if config else "",
+        "environment": clean(config.environment.name) if config else "",
+        "stopped": told.stopped,
+        "first": told.first,
+        "last": told.last,
+        "evaluations": [
+            {"step": s, "at": at, **json.loads(result)} for s, at, result in evaluations
+        ],
+        "events": [
+            {"at": at, "step": step, "kind": kind, "said": said} for at, step, kind, said in events
+        ],
+    }
+
+
+def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    return {
+        "name": clean(sequence.name),
+        "prompt": _cut("".join(_pieces(sequence.prompt_tokens, tokenizer))),
+        "turns": [_turn(turn, tokenizer) for turn in sequence.turns],
+    }
+
+
+def _turn(turn: Turn, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    logprobs = [round(float(p), 4) if math.isfinite(p) else None for p in turn.behaviour_logprobs]
+    return {
+        "tokens": _pieces(turn.action_tokens, tokenizer),
+        "logprobs": logprobs,
+        "versions": turn.policy_versions.tolist(),
+        "observation": _cut("".join(_pieces(turn.observation_tokens, tokenizer))),
+        "malformed": turn.malformed,
+        "reward": turn.reward,
+        "info": _cut(clean(turn.info)),
+        "seconds": round(turn.ended_at - turn.started_at, 4),
+        "searches": [
+            {
+                "query": _cut(clean(each.query)),
+                "passages": [clean(id) for id in each.passage_ids],
+                "seconds": round(each.seconds, 4),
+                "status": each.status,
+            }
+            for each in turn.searches
+        ],
+    }
+
+
+def _pieces(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> list[str]:
+    """The text of each token; '' for one whose character the next ones complete."""
+    if tokenizer is None:
+        return [f"{token} " for token in tokens.tolist()]
+    stream = DecodeStream(skip_special_tokens=False)
+    try:
+        return [clean(stream.step(tokenizer, token) or "") for token in tokens.tolist()]
+    except Exception:  # noqa: BLE001 - ids of another tokenizer, of which it raises what it likes
+        return [
+            clean(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens.tolist()
+        ]
+
+
+def _cut(text: str) -> str:
+    left = len(text) - MOST_TEXT
+    return text if left <= 0 else f"{text[:MOST_TEXT]}… ({left} more characters)"
+
+
+def _state(run: Path) -> str:
+    try:
+        return state_of(run)
+    except (OSError, ReplayError):
+        return ""
+
+
+def _last(notes: Sequence[Noted]) -> list[Noted]:
+    """Of a step that was trained again the last line."""
+    by_step = {noted.step: noted for noted in notes}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+@lru_cache(64)
+def _config(run: Path) -> Config | None:
+    try:
+        return load(run_config(run))
+    except ConfigError:
+        return None
+
+
+@lru_cache(16)
+def _tokenizer(run: Path) -> tuple[Tokenizer | None, str]:
+    """The tokenizer of a run's model, or why there is none."""
+    config = _config(run)
+    if config is None:
+        return None, f"{run}: its configuration cannot be read, so numbers of tokens are shown"
+    try:
+        return load_tokenizer(config.model.path), ""
+    except Exception as error:  # noqa: BLE001 - of a file that is no tokenizer it raises anything
+        return None, f"{error}: numbers of tokens are shown"

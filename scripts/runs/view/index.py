@@ -1,0 +1,290 @@
+"""The index of some runs' logs: a database in a file, from which the pages are answered. Payloads
+stay in the logs.
+"""
+
+import json
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from replay.codec import WireTrajectory, decode_wire
+from replay.log import records as facts
+from replay.log.event_log import FILE_NAME
+from replay.protocol import CodecError
+from replay.trajectory import Question
+from scripts.runs.view.following import Follower, Placed
+from scripts.terminal import clean
+
+BATCH = 2000  # records between two looks at who else wants the database
+SEARCHED = 4000  # characters of a rollout's queries, and of its question, that are searched
+_TABLES = """
+CREATE TABLE rollouts (
+    run INTEGER, number INTEGER, segment INTEGER, place INTEGER, at REAL, kind TEXT,
+    group_id INTEGER, sibling INTEGER, actor TEXT, question_id TEXT, hops INTEGER, question TEXT,
+    expected TEXT, answer TEXT, searched TEXT, reward REAL, searches INTEGER, turns INTEGER,
+    tokens INTEGER, malformed INTEGER, sequences INTEGER, stop TEXT, oldest INTEGER,
+    newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER
+);
+CREATE INDEX by_number ON rollouts (run, number);
+CREATE INDEX by_group ON rollouts (run, group_id);
+CREATE INDEX by_question ON rollouts (run, question_id);
+CREATE INDEX by_step ON rollouts (run, step);
+CREATE TABLE gauges (run INTEGER, name TEXT, step INTEGER, value REAL,
+    PRIMARY KEY (run, name, step)) WITHOUT ROWID;
+CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
+    PRIMARY KEY (run, step));
+CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
+"""
+SHOWN = (
+    "run", "number", "at", "kind", "group_id", "sibling", "question_id", "hops", "question",
+    "expected", "answer", "reward", "searches", "turns", "tokens", "malformed", "sequences",
+    "stop", "oldest", "newest", "step", "staleness", "fate", "gone",
+)  # fmt: skip
+SORTED_BY = (
+    "number", "reward", "searches", "turns", "tokens", "malformed", "step", "staleness", "question",
+    "stop",
+)  # fmt: skip
+
+
+@dataclass
+class Told:
+    """What is known of a run beside the tables."""
+
+    path: Path
+    follower: Follower
+    records: int = 0
+    step: int = 0
+    stopped: str = ""
+    first: float = 0.0
+    last: float = 0.0
+    opened: dict[int, facts.GroupOpened] = field(default_factory=dict)  # groups of open fate
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which rollouts are asked for, and in which order."""
+
+    run: int = -1  # all
+    kind: str = ""
+    stop: str = ""
+    text: str = ""
+    question: str = ""
+    group: int = -1
+    steps: tuple[int, int] | None = None  # trained in one of these
+    reward: tuple[float, float] | None = None
+    sort: str = "number"
+    descending: bool = True
+
+
+class Index:
+    """The database of some runs, read further by `catch_up`; of several threads."""
+
+    def __init__(self, runs: Sequence[Path], file: Path) -> None:
+        self.runs = [Told(run, Follower(run / FILE_NAME)) for run in runs]
+        self._lock = threading.Lock()
+        self._base = sqlite3.connect(file, check_same_thread=False)
+        self._base.executescript(_TABLES)
+        self._base.execute("PRAGMA synchronous = OFF")
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock:
+            self._base.close()
+
+    def catch_up(self, stop: threading.Event) -> bool:
+        """Read what has been written since, unless told to stop; True where there was some."""
+        changed = False
+        for run, told in enumerate(self.runs):
+            news = told.follower.news()
+            while not stop.is_set():
+                try:
+                    with self._lock, self._base:
+                        read = self._take_some(run, told, news)
+                except sqlite3.Error as error:  # a full disk
+                    told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
+                    break
+                changed = changed or bool(read)
+                if read < BATCH:
+                    break
+        return changed
+
+    def _take_some(self, run: int, told: Told, news: Iterator[Placed]) -> int:
+        """Take a batch; return how many records that were."""
+        count = 0
+        try:
+            for count, placed in enumerate(islice(news, BATCH), 1):  # noqa: B007
+                self._take(run, told, placed)
+        except OverflowError as error:  # a number that no run has
+            told.follower.damage = f"{told.path / FILE_NAME}: record {placed.number}: {error}"
+        return count
+
+    def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return what a statement finds."""
+        with self._lock:
+            return self._base.execute(statement, tuple(values)).fetchall()
+
+    def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
+        """Return how many rollouts are wanted, and some of them."""
+        where, values = _condition(wanted)
+        way = "DESC" if wanted.descending else "ASC"
+        sort = wanted.sort if wanted.sort in SORTED_BY else "number"
+        order = f"rowid {way}" if sort == "number" else f"{sort} {way} NULLS LAST, rowid DESC"
+        count = self.rows(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0]
+        chosen = f"SELECT rowid FROM rollouts WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+        found = self.rows(  # of wide rows those alone are sorted that are shown
+            f"SELECT {', '.join(SHOWN)} FROM rollouts WHERE rowid IN ({chosen}) ORDER BY {order}",
+            (*values, most, begin),
+        )
+        return count, [dict(zip(SHOWN, row, strict=True)) for row in found]
+
+    def _take(self, run: int, told: Told, placed: Placed) -> None:
+        record = placed.record
+        told.records, told.last = told.records + 1, record.now
+        told.first = told.first or record.now
+        match record:
+            case facts.GroupOpened():
+                told.opened[record.group_id] = record
+            case facts.Delivered():
+                self._deliver(run, told, placed, record)
+            case facts.Sampled():
+                self._sample(run, told, record)
+            case facts.GroupDropped():
+                told.opened.pop(record.group_id, None)
+                self._base.execute(
+                    "UPDATE rollouts SET fate = ? WHERE run = ? AND group_id = ?",
+                    (_short(f"dropped: {record.cause}"), run, record.group_id),
+                )
+            case facts.Reported():
+                self._gauges(run, record.step, record.gauges)
+            case facts.EvaluationFinished():
+                self._evaluation(run, told, record)
+            case _:
+                self._event(run, told, placed)
+
+    def _deliver(self, run: int, told: Told, placed: Placed, record: facts.Delivered) -> None:
+        summary, opened = record.summary, told.opened.get(record.group_id)
+        question = opened.question if opened else Question(record.summary.question_id, "", ())
+        wire = _wire(record.payload)
+        queries = [s.query for turn in wire.turns for s in turn.searches] if wire else []
+        answer = (wire.answer or "") if wire else ""
+        texts = [_short(each) for each in (question.text, " | ".join(question.answers), answer)]
+        evaluation = opened.evaluation if opened else -1
+        values = (
+            run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
+            record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
+            question.hops, *texts, "\n".join([*texts, _short("\n".join(queries))]).lower(),
+            summary.reward, summary.searches, summary.turns, summary.action_tokens,
+            summary.malformed, len(wire.sequences) if wire else 0,
+            wire.stop_reason.value if wire else "", summary.oldest_version,
+            summary.newest_version, evaluation if summary.kind == "eval" else None, None,
+            "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
+        )  # fmt: skip
+        marks = ", ".join("?" * len(values))
+        self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
+
+    def _sample(self, run: int, told: Told, record: facts.Sampled) -> None:
+        told.step = max(told.step, record.step)
+        for group in record.group_ids:
+            told.opened.pop(group, None)
+        self._base.executemany(
+            "UPDATE rollouts SET step = ?1, staleness = ?1 - 1 - oldest, fate = 'trained' "
+            "WHERE run = ?2 AND group_id = ?3",
+            [(record.step, run, group) for group in record.group_ids],
+        )
+        self._gauges(run, record.step, record.gauges)
+
+    def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
+        self._base.executemany(
+            "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
+            [(run, _short(name), step, value) for name, value in gauges.items()],
+        )
+
+    def _evaluation(self, run: int, told: Told, record: facts.EvaluationFinished) -> None:
+        result = record.result
+        over = [id for id, each in told.opened.items() if each.evaluation == result.step]
+        for group in over:
+            del told.opened[group]
+        names = ("em", "sampled_em", "em_by_hops", "questions", "searches")
+        shown = {name: getattr(result, name) for name in names}
+        self._base.execute(
+            "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
+            (run, result.step, record.now, json.dumps(shown)),
+        )
+
+    def _event(self, run: int, told: Told, placed: Placed) -> None:
+        record = placed.record
+        if isinstance(record, facts.Stopped):
+            told.stopped = clean(record.cause)
+        elif isinstance(record, (facts.RunResumed, facts.ReplayRestarted)):
+            told.stopped = "" if isinstance(record, facts.RunResumed) else told.stopped
+        if (said := _said(record)) is None:
+            return
+        kind, text = said
+        self._base.execute(
+            "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
+            (run, placed.number, record.now, told.step, kind, _short(text)),
+        )
+
+
+def _said(record: facts.Record) -> tuple[str, str] | None:
+    """A record as an event of the run: its kind and words; None for those that are told by curves
+    and tables.
+    """
+    match record:
+        case facts.RunStarted():
+            return "start", "the run starts"
+        case facts.RunResumed():
+            return "restart", "the run goes on, in new processes"
+        case facts.ReplayRestarted():
+            return "restart", "replay was started again"
+        case facts.LearnerResumed():
+            return "restart", f"the learner goes on after step {record.step}"
+        case facts.ActorJoined():
+            return "actor", f"{record.actor_id} has joined"
+        case facts.ActorLeft():
+            return "actor", f"{record.actor_id} has left: {record.cause}"
+        case facts.StepsCommitted():
+            return "checkpoint", f"checkpoint of step {record.step}"
+        case facts.QuestionRetired():
+            return "drop", f"question {record.question_id} is asked no more"
+        case facts.LeaseReturned():
+            return "drop", f"a rollout ended without a trajectory: {record.cause}"
+        case facts.Stopped():
+            return "stop", f"the run stops: {record.cause}"
+        case _:
+            return None
+
+
+def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
+    """The condition of a statement, and its values."""
+    parts, values = ["1"], list[Any]()
+    for column, value, none in (
+        ("run", wanted.run, -1), ("kind", wanted.kind, ""), ("stop", wanted.stop, ""),
+        ("question_id", wanted.question, ""), ("group_id", wanted.group, -1),
+    ):  # fmt: skip
+        if value != none:
+            parts.append(f"{column} = ?")
+            values.append(value)
+    for column, span in (("step", wanted.steps), ("reward", wanted.reward)):
+        if span is not None:
+            parts.append(f"{column} BETWEEN ? AND ?")
+            values.extend(span)
+    if wanted.text:
+        parts.append("instr(searched, ?)")
+        values.append(wanted.text.lower())
+    return " AND ".join(parts), values
+
+
+def _wire(payload: bytes) -> WireTrajectory | None:
+    try:
+        return decode_wire(payload) if payload else None
+    except CodecError:
+        return None
+
+
+def _short(text: str) -> str:
+    return clean(text[:SEARCHED])

@@ -1,0 +1,181 @@
+"""The local web server of the pages.
+
+It listens on the loopback alone, below a path that is drawn at each start: who does not know it,
+another user of this machine or a page of the web, is answered with 404. Nothing is written by it.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+
+from configs.load import ConfigError
+from replay.protocol import ReplayError
+from scripts.runs.view import answers
+from scripts.runs.view.index import Index, Wanted
+
+BUILT = Path(__file__).parent / "built"
+MOST_ROWS = 500  # of one answer
+EVERY_S = 1.0  # between two looks at the logs
+_BEAT_S = 15.0  # the least often a live page is written to, so that one that left is noticed
+_TYPES = {"index.html": "text/html", "app.js": "text/javascript", "app.css": "text/css"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Following(threading.Thread):
+    """Keeps an index up to date; `version` counts what was new. `leaving`: pages are let go."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__(name="index", daemon=True)
+        self._index, self._over = index, threading.Event()
+        self.version, self.leaving = 0, False
+
+    def run(self) -> None:
+        """Look again and again until it is stopped."""
+        while not self._over.is_set():
+            if self._index.catch_up(self._over):
+                self.version += 1
+            self._over.wait(EVERY_S)
+
+    def stop(self) -> None:
+        """End it."""
+        self._over.set()
+        self.join()
+
+
+class Server(uvicorn.Server):
+    """The server; at its end it lets go of the pages that wait for news."""
+
+    def __init__(self, index: Index, following: Following, key: str) -> None:
+        self._following = following
+        super().__init__(
+            uvicorn.Config(
+                application(index, following, key),
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=5,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        self._following.leaving = True
+        super().handle_exit(sig, frame)
+
+
+def application(index: Index, following: Following, key: str) -> Starlette:
+    """The pages below `/key/`."""
+
+    def answering(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            try:
+                return _json(answer(request.query_params))
+            except (ConfigError, ReplayError, ValueError) as error:
+                return _json({"error": str(error)}, 400)
+            except OSError as error:
+                return _json({"error": str(error)}, 500)
+
+        return endpoint
+
+    async def live(request: Request) -> Response:
+        return StreamingResponse(_news(request, following), headers=_HEADERS | {
+            "Content-Type": "text/event-stream"})  # fmt: skip
+
+    asked: dict[str, Callable[[Mapping[str, str]], Any]] = {
+        "overview": lambda _: answers.overview(index),
+        "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
+        "health": lambda _: answers.health(index),
+        "rollouts": lambda given: rollouts(index, given),
+        "rollout": lambda given: answers.rollout(
+            index, int(given.get("run", 0)), int(given.get("number", 0))
+        ),
+    }
+    routes = [Route(f"/api/{name}", answering(answer)) for name, answer in asked.items()]
+    files = [Route(f"/{'' if name == 'index.html' else name}", _file(name)) for name in _TYPES]
+    return Starlette(routes=[Mount(f"/{key}", routes=[*routes, *files, Route("/api/live", live)])])
+
+
+def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
+    """Some of the rollouts that are asked for. Raises ValueError for a number that is none."""
+
+    def span(name: str, kind: Callable[[str], Any]) -> tuple[Any, Any] | None:
+        first, last = given.get(f"{name}_from", ""), given.get(f"{name}_to", "")
+        if not first and not last:
+            return None
+        return kind(first or "-1e9"), kind(last or "1e9")
+
+    wanted = Wanted(
+        run=int(given.get("run") or -1),
+        kind=given.get("kind", ""),
+        stop=given.get("stop", ""),
+        text=given.get("text", "")[:200],
+        question=given.get("question", ""),
+        group=int(given.get("group") or -1),
+        steps=span("step", lambda text: int(float(text))),
+        reward=span("reward", float),
+        sort=given.get("sort", "number"),
+        descending=given.get("descending", "1") == "1",
+    )
+    most = min(MOST_ROWS, max(0, int(given.get("most") or 100)))
+    count, rows = index.rollouts(wanted, max(0, int(given.get("begin") or 0)), most)
+    return {"count": count, "rows": rows}
+
+
+def listener(port: int) -> socket.socket:
+    """A socket of the loopback's. Raises ConfigError where the port is taken."""
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(("127.0.0.1", port))
+        found.listen()
+    except (OSError, OverflowError) as error:
+        found.close()
+        raise ConfigError(
+            f"--port {port}: cannot listen there ({getattr(error, 'strerror', None) or error}): "
+            "stop what uses it, name another, or leave it out for a free one"
+        ) from error
+    return found
+
+
+async def _news(request: Request, following: Following) -> AsyncIterator[str]:
+    """A line for the page whenever something was new."""
+    seen, silent_s = following.version, 0.0
+    yield f"data: {seen}\n\n"
+    while not (following.leaving or await request.is_disconnected()):
+        await asyncio.sleep(EVERY_S / 2)
+        silent_s += EVERY_S / 2
+        if following.version != seen:
+            seen, silent_s = following.version, 0.0
+            yield f"data: {seen}\n\n"
+        elif silent_s >= _BEAT_S:
+            silent_s = 0.0
+            yield ": nothing new\n\n"
+
+
+def _file(name: str) -> Callable[[Request], Response]:
+    def endpoint(_: Request) -> Response:
+        return Response((BUILT / name).read_bytes(), media_type=_TYPES[name], headers=_HEADERS)
+
+    return endpoint
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Response(text, status, _HEADERS, "application/json")

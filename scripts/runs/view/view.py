@@ -1,0 +1,91 @@
+"""A run's pages: overview, rollouts, health; from a server on the loopback, or in one file."""
+
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.load import ConfigError
+from configs.runtime.files import replacing
+from replay.log.format import Segment, read_header
+from replay.log.segments import opened
+from scripts.options import Options, argument, option
+from scripts.runs.log import log_of, reading
+from scripts.runs.view.export import page
+from scripts.runs.view.index import Index
+from scripts.runs.view.server import Following, Server, listener
+from scripts.terminal import clean, status
+
+_KEY_BYTES = 16
+
+
+@dataclass(frozen=True)
+class ViewOptions(Options):
+    runs: tuple[Path, ...] = argument("run directories, for example runs/latest")
+    port: int = option("listen there on the loopback; 0: a free one", default=0, least=0)
+    export: Path | None = option("write all pages into one file, and end", metavar="FILE.html")
+    rollouts: int = option(
+        "with --export: so many of the newest, of all runs", default=200, metavar="N", least=0
+    )
+
+
+def view(options: ViewOptions) -> None:
+    """Serve the pages until interrupted, or write them into a file. Raises ConfigError, LogError,
+    OSError.
+    """
+    runs = list(dict.fromkeys(options.runs))
+    for run in runs:
+        _require(run)
+    if options.export:
+        _export(runs, options.export, options.rollouts)
+        return
+    with listener(options.port) as found, _index(runs) as index:
+        following, key = Following(index), secrets.token_urlsafe(_KEY_BYTES)
+        print(f"http://127.0.0.1:{found.getsockname()[1]}/{key}/", flush=True)
+        print("the pages are there until Ctrl-C", file=sys.stderr)
+        following.start()
+        try:
+            Server(index, following, key).run([found])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            following.stop()
+
+
+def _export(runs: Sequence[Path], file: Path, most: int) -> None:
+    if not file.resolve().parent.is_dir():
+        raise ConfigError(f"--export {str(file)!r}: there is no such folder to write it in")
+    with _index(runs) as index, status(", ".join(reading(log_of(run)) for run in runs)):
+        index.catch_up(threading.Event())
+        text = page(index, most)
+    for told in index.runs:
+        if told.follower.damage:
+            print(f"view: told up to here: {clean(told.follower.damage)}", file=sys.stderr)
+    with replacing(file, durable=False) as draft:
+        draft.write_text(text, encoding="utf-8")
+    print(clean(str(file)))
+
+
+def _require(run: Path) -> None:
+    """Raise ConfigError where there is no run, LogError where its log is of another format."""
+    log = log_of(run)
+    if log.exists():
+        with opened(log) as file:
+            read_header(Segment(log), file)
+
+
+@contextmanager
+def _index(runs: Sequence[Path]) -> Iterator[Index]:
+    """An index in a file that is removed at the end, also by SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="forage-view-") as folder:
+        index = Index(runs, Path(folder, "index.sqlite"))
+        try:
+            yield index
+        finally:
+            index.close()

@@ -1,0 +1,124 @@
+// Line charts over steps, with the run's events and a bound where there is one.
+
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import { h, short } from "./dom";
+import type { Points } from "./source";
+
+export interface Line { name: string; points: Points; colour: number; dashed?: boolean; dots?: boolean }
+export interface Mark { step: number; kind: string }
+export interface Options {
+  title: string;
+  lines: Line[];
+  marks?: Mark[];
+  spans?: [number, number][];
+  bound?: number | null;
+  ceiling?: number;
+}
+
+const HEIGHT = 170;
+const drawn: { chart: uPlot; place: HTMLElement }[] = [];
+
+function colour(name: string): string {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+/** A figure with a chart in it, as wide as its place. */
+export function chart(options: Options): HTMLElement {
+  const place = h("div", { class: "plot" });
+  const figure = h("figure", {}, h("figcaption", {}, options.title), place);
+  const lines = options.lines.filter((line) => line.points.steps.length);
+  if (!lines.length) {
+    place.append(h("p", { class: "none" }, "nothing yet"));
+    return figure;
+  }
+  const data = uPlot.join(
+    lines.map((line) => [line.points.steps, line.points.values] as uPlot.AlignedData),
+  );
+  queueMicrotask(() => {
+    const made = new uPlot(settings(options, lines, place.clientWidth || 320), data, place);
+    drawn.push({ chart: made, place });
+  });
+  return figure;
+}
+
+/** Forgets the charts that are no longer shown, and fits the others to their places. */
+export function fit(): void {
+  for (let n = drawn.length - 1; n >= 0; n--) {
+    const each = drawn[n]!;
+    if (!each.place.isConnected) {
+      each.chart.destroy();
+      drawn.splice(n, 1);
+    } else if (each.place.clientWidth && each.place.clientWidth !== each.chart.width) {
+      each.chart.setSize({ width: each.place.clientWidth, height: HEIGHT });
+    }
+  }
+}
+
+function settings(options: Options, lines: Line[], width: number): uPlot.Options {
+  const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 } };
+  return {
+    width,
+    height: HEIGHT,
+    scales: {
+      x: { time: false },
+      y: options.ceiling === undefined ? {} : { range: [0, options.ceiling] },
+    },
+    axes: [
+      { ...axis, size: 30 },
+      { ...axis, size: 62, values: (_, splits) => splits.map((each) => short(each)) },
+    ],
+    series: [
+      { label: "step" },
+      ...lines.map((line) => ({
+        label: line.name,
+        stroke: colour(`--series-${line.colour % 8}`),
+        width: 1.6,
+        dash: line.dashed ? [5, 4] : undefined,
+        spanGaps: true,
+        points: { show: line.dots ?? false, size: 5 },
+        value: (_: uPlot, value: number | null) => short(value),
+      })),
+    ],
+    hooks: { drawClear: [(u) => shade(u, options)], draw: [(u) => mark(u, options)] },
+    cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
+  };
+}
+
+function shade(u: uPlot, options: Options): void {
+  u.ctx.fillStyle = colour("--alarm");
+  for (const [first, last] of options.spans ?? []) {
+    const left = u.valToPos(first - 0.5, "x", true);
+    const right = u.valToPos(last + 0.5, "x", true);
+    u.ctx.fillRect(left, u.bbox.top, Math.max(2, right - left), u.bbox.height);
+  }
+}
+
+function mark(u: uPlot, options: Options): void {
+  const { ctx, bbox } = u;
+  ctx.save();
+  ctx.beginPath();
+  ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+  ctx.clip();
+  ctx.setLineDash([2, 3]);
+  for (const each of options.marks ?? []) {
+    ctx.strokeStyle = colour(`--event-${each.kind}`) || colour("--soft");
+    const x = u.valToPos(each.step, "x", true);
+    stroke(ctx, x, bbox.top, x, bbox.top + bbox.height);
+  }
+  if (options.bound !== null && options.bound !== undefined) {
+    ctx.strokeStyle = colour("--bad");
+    const y = u.valToPos(options.bound, "y", true);
+    stroke(ctx, bbox.left, y, bbox.left + bbox.width, y);
+  }
+  ctx.restore();
+}
+
+function stroke(ctx: CanvasRenderingContext2D, ...[a, b, c, d]: [number, number, number, number]): void {
+  ctx.beginPath();
+  ctx.moveTo(a, b);
+  ctx.lineTo(c, d);
+  ctx.stroke();
+}
+
+window.addEventListener("resize", fit);

@@ -1,0 +1,41 @@
+// The sentinels: each rule with its bound, its history, and the rollouts of the steps where it fired.
+
+import { chart } from "./chart";
+import { h, short } from "./dom";
+import * as source from "./source";
+
+/** The page. */
+export async function page(): Promise<HTMLElement> {
+  const [told, rules] = await Promise.all([source.overview(), source.health()]);
+  const fired = (rule: source.Rule): number =>
+    rule.runs.reduce((sum, run) => sum + run.fired.length, 0);
+  rules.sort((one, other) => Number(fired(other) > 0) - Number(fired(one) > 0));
+  const firing = rules.filter(fired).length;
+  return h(
+    "div",
+    { class: "page" },
+    h("p", { class: firing ? "bad" : "good" }, firing ? `${firing} of ${rules.length} sentinels have fired.` : "No sentinel has fired."),
+    h("section", { class: "charts" }, rules.map((rule) => card(rule, told.runs))),
+  );
+}
+
+function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
+  const lines = rule.runs.map((points, run) => ({ name: runs[run]!.name, points, colour: run }));
+  const spans = rule.runs.flatMap((run) => run.fired);
+  const only = rule.runs.length === 1 ? rule.runs[0]! : null;
+  return h(
+    "article",
+    { class: "card rule" },
+    h("h2", {}, rule.name, h("span", { class: spans.length ? "badge bad" : "badge" }, spans.length ? "fired" : only?.action === "off" ? "off" : "quiet")),
+    h("p", {}, `Fires where ${rule.gauge} is ${rule.condition}: ${rule.means}.`),
+    chart({ title: rule.gauge, lines, spans, bound: only?.bound ?? null }),
+    only && only.bound !== null ? h("p", { class: "soft" }, `bound: ${short(only.bound)}`) : null,
+    rule.runs.flatMap((run, number) =>
+      run.fired.map(([first, last]) =>
+        h("p", {}, h("a", { href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
+          `rollouts of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`)),
+      ),
+    ),
+    spans.length ? h("p", { class: "soft" }, `What to do: ${rule.remedy}.`) : null,
+  );
+}

@@ -1,0 +1,132 @@
+// The first page: where each run stands, its curves over each other, and what has happened.
+
+import { chart, type Line, type Mark } from "./chart";
+import { h, lasting, moment, short } from "./dom";
+import * as source from "./source";
+
+interface Panel { title: string; gauges: string[]; ceiling?: number }
+
+const PANELS: Panel[] = [
+  { title: "Reward of rollouts", gauges: ["actor/reward"] },
+  { title: "Searches a rollout", gauges: ["actor/searches_per_rollout"] },
+  { title: "Tokens of the policy, a step", gauges: ["learner/action_tokens"] },
+  { title: "Tokens a second, all actors", gauges: ["actor/tokens_per_s"] },
+  { title: "Staleness (mean; most, dashed)", gauges: ["replay/staleness", "replay/staleness_max"] },
+  { title: "Groups without signal", gauges: ["replay/no_signal_fraction"], ceiling: 1 },
+  { title: "Learner waits for a batch, s", gauges: ["learner/wait_for_batch_s"] },
+  { title: "Learner's step, s", gauges: ["learner/update_s"] },
+  { title: "Pause for new weights, s", gauges: ["sync/generation_pause_s"] },
+  { title: "KV cache in use, at most", gauges: ["actor/kv_use_max"], ceiling: 1 },
+  { title: "Loss", gauges: ["learner/loss"] },
+  { title: "Entropy", gauges: ["learner/entropy"] },
+];
+const MARKED = ["restart", "checkpoint", "stop"];
+let chosen = "";
+
+/** The page. */
+export async function page(): Promise<HTMLElement> {
+  const told = await source.overview();
+  const extra = told.gauges.includes(chosen) ? [chosen] : [];
+  const found = await source.curves([...PANELS.flatMap((panel) => panel.gauges), ...extra]);
+  const marks = told.runs.flatMap(marksOf);
+  const lines = (gauges: string[]): Line[] =>
+    gauges.flatMap((gauge, place) =>
+      (found[gauge] ?? []).map((points, run) => ({
+        name: told.runs.length > 1 ? told.runs[run]!.name : gauge,
+        points,
+        colour: run,
+        dashed: place > 0,
+      })),
+    );
+  return h(
+    "div",
+    { class: "page" },
+    h("section", { class: "runs", "aria-label": "Runs" }, told.runs.map(card)),
+    h(
+      "section",
+      { class: "charts", "aria-label": "Curves" },
+      chart({ title: "Exact match, held out", lines: told.runs.flatMap(exactMatch), marks, ceiling: 1 }),
+      PANELS.map(({ title, gauges, ceiling }) =>
+        chart({ title, lines: lines(gauges), marks, ceiling }),
+      ),
+      extra.length ? chart({ title: chosen, lines: lines(extra), marks }) : null,
+    ),
+    picker(told.gauges),
+    h("section", { "aria-label": "Events" }, h("h2", {}, "Events"), told.runs.map((run) => events(run, told.runs.length > 1))),
+  );
+}
+
+function card(run: source.Run, number: number): HTMLElement {
+  const best = Math.max(...run.evaluations.map((each) => each.em), -1);
+  const last = run.evaluations.at(-1);
+  const facts: [string, string][] = [
+    ["state", run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
+    ["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)],
+    ["exact match", last ? `${short(last.em)} (best ${short(best)})` : "no evaluation yet"],
+    ["lasted", lasting(run.last - run.first)],
+    ["objective", run.objective],
+    ["environment", run.environment],
+    ["model", run.model],
+    ["records", run.records.toLocaleString()],
+  ];
+  return h(
+    "article",
+    { class: "card" },
+    h("h2", {}, h("span", { class: `swatch s${number % 8}` }), run.name),
+    run.damage ? h("p", { class: "bad", role: "alert" }, `Told up to here: ${run.damage}`) : null,
+    run.read < run.size && run.state === "" && !run.damage ? h("p", {}, "is being read …") : null,
+    h("dl", {}, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", { title: value }, value)]).flat()),
+  );
+}
+
+function exactMatch(run: source.Run, number: number, all: source.Run[]): Line[] {
+  const steps = run.evaluations.map((each) => each.step);
+  const named = all.length > 1 ? `${run.name} ` : "";
+  const line = (name: string, values: (number | null)[], colour: number, dashed = false): Line => ({
+    name: `${named}${name}`, points: { steps, values }, colour, dashed, dots: true,
+  });
+  const found = [line("EM", run.evaluations.map((each) => each.em), number)];
+  const hops = new Set(run.evaluations.flatMap((each) => Object.keys(each.em_by_hops)));
+  hops.delete("0");
+  if (all.length === 1) {
+    [...hops].sort().forEach((hop, place) => {
+      const values = run.evaluations.map((each) => each.em_by_hops[hop] ?? null);
+      found.push(line(hop === "1" ? "1 hop" : `${hop} hops`, values, place + 1));
+    });
+  }
+  if (run.evaluations.some((each) => each.sampled_em !== null)) {
+    found.push(line("sampled", run.evaluations.map((each) => each.sampled_em), number, true));
+  }
+  return found;
+}
+
+function marksOf(run: source.Run): Mark[] {
+  return run.events.filter(({ kind }) => MARKED.includes(kind)).map(({ step, kind }) => ({ step, kind }));
+}
+
+function picker(gauges: string[]): HTMLElement {
+  const select = h(
+    "select",
+    { id: "gauge", onchange: () => { chosen = select.value; window.dispatchEvent(new Event("again")); } },
+    h("option", { value: "" }, "choose one of all"),
+    gauges.map((name) => h("option", { value: name, selected: name === chosen }, name)),
+  );
+  return h("p", { class: "picker" }, h("label", { for: "gauge" }, "Another gauge: "), select);
+}
+
+function events(run: source.Run, named: boolean): HTMLElement {
+  return h(
+    "div",
+    { class: "events" },
+    named ? h("h3", {}, run.name) : null,
+    h(
+      "table",
+      {},
+      h("thead", {}, h("tr", {}, ["when", "step", "what"].map((each) => h("th", { scope: "col" }, each)))),
+      h("tbody", {}, run.events.slice(0, 200).map((each) =>
+        h("tr", { class: `kind-${each.kind}` }, h("td", {}, moment(each.at)), h("td", { class: "n" }, String(each.step)), h("td", {}, each.said)),
+      )),
+    ),
+    run.events.length > 200 ? h("p", { class: "none" }, `and ${run.events.length - 200} before`) : null,
+  );
+}

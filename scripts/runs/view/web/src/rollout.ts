@@ -1,0 +1,152 @@
+// One rollout: its turns in colour, what is known of each token, siblings, the question over time.
+
+import { h, moment, short } from "./dom";
+import * as source from "./source";
+
+const MOST_SPANS = 4000; // tokens of a turn that are elements of their own
+const TAGS: [RegExp, string][] = [
+  [/<think>[^]*?(<\/think>|$)/g, "think"],
+  [/<search>[^]*?(<\/search>|$)/g, "search"],
+  [/<tool_call>[^]*?(<\/tool_call>|$)/g, "search"],
+  [/<answer>[^]*?(<\/answer>|$)/g, "answer"],
+];
+
+/** The rollout's elements; `open` shows another in its place. */
+export async function shown(row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement[]> {
+  let detail: source.Detail;
+  try {
+    detail = await source.rollout(row.run, row.number);
+  } catch (error) {
+    return [h("p", { class: "bad", role: "alert" }, String(error))];
+  }
+  if (detail.gone) return [head(row), h("p", { class: "none" }, `Not shown: ${detail.gone}.`)];
+  const readout = h("p", { class: "readout", role: "status" }, "Point at a token, or go through them with Tab: probability, log-probability, version.");
+  return [
+    head(row),
+    facts(row, detail),
+    detail.lacks ? h("p", { class: "bad" }, detail.lacks) : null,
+    legend(),
+    readout,
+    h("div", { class: "sequences" }, detail.sequences.map((each) => sequence(each, detail.sequences.length > 1, readout))),
+    await others("Siblings", { run: String(row.run), group: String(row.group_id) }, row, open),
+    await others("This question, over time", { run: String(row.run), question: row.question_id, sort: "number", descending: "0" }, row, open),
+  ].filter((each): each is HTMLElement => each !== null);
+}
+
+function head(row: source.Row): HTMLElement {
+  return h("h2", { class: "question" }, row.question || row.question_id);
+}
+
+function facts(row: source.Row, detail: source.Detail): HTMLElement {
+  const parts = Object.entries(detail.parts).map(([name, value]) => `${name} ${short(value)}`);
+  const seconds = Object.entries(detail.timings).map(([name, value]) => `${name} ${short(value)}`);
+  const listed: [string, string][] = [
+    ["answer", row.answer || "none"],
+    ["expected", row.expected],
+    ["reward", row.reward === null ? `none: ${detail.cause}` : `${short(row.reward)}${parts.length ? ` (${parts.join(", ")})` : ""}`],
+    ["stop", row.stop],
+    [row.kind === "eval" ? "evaluated" : "trained", row.step === null ? row.fate || "not yet" : `step ${row.step}`],
+    ["versions", row.oldest === row.newest ? String(row.oldest) : `${row.oldest} to ${row.newest}`],
+    ["staleness", short(row.staleness)],
+    ["actor", `${detail.actor}${detail.attempt ? `, attempt ${detail.attempt + 1}` : ""}`],
+    ["delivered", moment(row.at)],
+    ["seconds", seconds.join(", ")],
+  ];
+  return h("dl", {}, listed.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat());
+}
+
+function legend(): HTMLElement {
+  const check = h("input", { type: "checkbox", onchange: () => document.body.classList.toggle("by-probability", check.checked) });
+  check.checked = document.body.classList.contains("by-probability");
+  return h(
+    "p",
+    { class: "legend" },
+    ["think", "search", "answer", "passage", "correction"].map((name) => h("span", { class: `key t-${name}` }, name)),
+    h("label", {}, check, "shade by probability"),
+  );
+}
+
+function sequence(told: source.Detail["sequences"][number], named: boolean, readout: HTMLElement): HTMLElement {
+  return h(
+    "article",
+    { class: "sequence" },
+    named ? h("h3", {}, told.name || "first") : null,
+    h("details", {}, h("summary", {}, "prompt"), h("pre", { class: "prompt" }, told.prompt)),
+    told.turns.map((turn, number) => [
+      action(turn, number, readout),
+      turn.searches.length
+        ? h("ul", { class: "searches" }, turn.searches.map((each) =>
+            h("li", {}, `“${each.query}”: ${each.status === "ok" ? each.passages.join(", ") : each.status} (${short(each.seconds)} s)`)))
+        : null,
+      turn.observation ? h("pre", { class: turn.malformed ? "t-correction" : "t-passage" }, turn.observation) : null,
+      turn.info ? h("pre", { class: "info" }, turn.info) : null,
+    ]).flat(),
+  );
+}
+
+function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLElement {
+  const text = turn.tokens.join("");
+  const kinds = kindsOf(text);
+  const made = h("pre", { class: "action", "aria-label": `turn ${number + 1}`, tabindex: "0" });
+  if (turn.tokens.length > MOST_SPANS) {
+    made.append(text);
+    return made;
+  }
+  let at = 0;
+  turn.tokens.forEach((token, place) => {
+    const kind = kinds[Math.max(at, at + token.length - 1)]; // its blank may stand before a tag
+    const span = h("span", { class: kind ? `t-${kind}` : undefined, "data-place": place }, token);
+    const logprob = turn.logprobs[place] ?? null;
+    span.style.setProperty("--doubt", logprob === null ? "1" : String(1 - Math.exp(Math.min(0, logprob))));
+    made.append(span);
+    at += token.length;
+  });
+  let pointed = -1;
+  const point = (place: number): void => {
+    made.querySelector(".pointed")?.classList.remove("pointed");
+    pointed = place;
+    made.children[place]?.classList.add("pointed");
+    const logprob = turn.logprobs[place] ?? null;
+    const odds = logprob === null ? "not finite" : `${short(Math.exp(logprob))}, log ${short(logprob)}`;
+    readout.textContent = `turn ${number + 1}, token ${place + 1} ${JSON.stringify(turn.tokens[place])}: probability ${odds}; version ${turn.versions[place]}`;
+  };
+  made.addEventListener("pointerover", (event) => {
+    const place = (event.target as HTMLElement).dataset.place;
+    if (place) point(Number(place));
+  });
+  made.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    point(Math.min(turn.tokens.length - 1, Math.max(0, pointed + by)));
+  });
+  return made;
+}
+
+/** What each character of a turn is part of. */
+function kindsOf(text: string): (string | undefined)[] {
+  const found: (string | undefined)[] = new Array(text.length);
+  for (const [pattern, kind] of TAGS) {
+    for (const match of text.matchAll(pattern)) {
+      for (let at = match.index; at < match.index + match[0].length; at++) found[at] ??= kind;
+    }
+  }
+  return found;
+}
+
+async function others(title: string, asked: source.Asked, row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement | null> {
+  const found = await source.rollouts(asked, 0, 100);
+  if (found.count < 2) return null;
+  return h(
+    "section",
+    { class: "others" },
+    h("h3", {}, `${title} (${found.count})`),
+    found.rows.map((each) =>
+      h(
+        "button",
+        { type: "button", class: `chip${each.number === row.number ? " picked" : ""}`, title: `${each.answer || "no answer"}; ${each.searches} searches; ${each.stop}`, onclick: () => open(each) },
+        `${each.step === null ? "–" : each.step}${each.kind === "eval" ? "e" : ""}: ${short(each.reward)}`,
+      ),
+    ),
+  );
+}

@@ -1,0 +1,234 @@
+// The rollouts of all runs: filters, a table of which only what is seen is drawn, one rollout.
+
+import { h, short } from "./dom";
+import { shown } from "./rollout";
+import * as source from "./source";
+
+const ROW = 30; // pixels
+const CHUNK = 100; // rows asked for at once
+const AHEAD = 10; // rows drawn above and below what is seen
+
+interface Column { key: string; title: string; of: (row: source.Row) => string; sorts?: boolean }
+
+const COLUMNS: Column[] = [
+  { key: "number", title: "record", of: (row) => String(row.number), sorts: true },
+  { key: "kind", title: "kind", of: (row) => row.kind },
+  { key: "step", title: "step", of: (row) => (row.step === null ? row.fate || "waits" : String(row.step)), sorts: true },
+  { key: "reward", title: "reward", of: (row) => short(row.reward), sorts: true },
+  { key: "searches", title: "searches", of: (row) => String(row.searches), sorts: true },
+  { key: "turns", title: "turns", of: (row) => String(row.turns), sorts: true },
+  { key: "tokens", title: "tokens", of: (row) => String(row.tokens), sorts: true },
+  { key: "staleness", title: "stale", of: (row) => short(row.staleness), sorts: true },
+  { key: "malformed", title: "malformed", of: (row) => String(row.malformed), sorts: true },
+  { key: "stop", title: "stop", of: (row) => (row.gone ? "compacted" : row.stop), sorts: true },
+  { key: "question", title: "question", of: (row) => row.question || row.question_id, sorts: true },
+  { key: "answer", title: "answer", of: (row) => row.answer },
+];
+
+/** The page; `asked`: the filters in its address. */
+export async function page(asked: source.Asked): Promise<HTMLElement> {
+  const told = await source.overview();
+  const detail = h("section", { class: "detail", "aria-label": "Rollout", tabindex: "-1" });
+  const open = async (row: source.Row): Promise<void> => {
+    detail.replaceChildren(h("p", {}, "…"));
+    detail.replaceChildren(...(await shown(row, open)));
+    if (matchMedia("(max-width: 900px)").matches) detail.scrollIntoView();
+  };
+  const table = new Table(asked, open);
+  return h(
+    "div",
+    { class: "page rollouts" },
+    filters(told, asked, (changed) => {
+      history.replaceState(null, "", `#rollouts?${new URLSearchParams(changed)}`);
+      void table.show(changed);
+    }),
+    h("div", { class: "beside" }, table.element, detail),
+  );
+}
+
+function filters(told: source.Overview, asked: source.Asked, changed: (asked: source.Asked) => void): HTMLElement {
+  const field = (name: string, title: string, input: HTMLInputElement | HTMLSelectElement): HTMLElement => {
+    input.name = name;
+    return h("label", {}, title, input);
+  };
+  const select = (name: string, title: string, options: [string, string][]): HTMLElement =>
+    field(name, title, h("select", {}, options.map(([value, said]) => h("option", { value, selected: (asked[name] ?? "") === value }, said))));
+  const input = (name: string, title: string, type: string): HTMLElement =>
+    field(name, title, h("input", { type, value: asked[name] ?? "", step: "any", size: type === "search" ? 24 : 6, placeholder: "" }));
+  const form = h(
+    "form",
+    { class: "filters", role: "search", onsubmit: (event: Event) => event.preventDefault() },
+    input("text", "Text", "search"),
+    told.runs.length > 1 ? select("run", "Run", [["", "all"], ...told.runs.map((run, n): [string, string] => [String(n), run.name])]) : null,
+    select("kind", "Kind", [["", "all"], ["train", "train"], ["eval", "evaluation"]]),
+    select("stop", "Stop", [["", "all"], ...told.stops.map((each): [string, string] => [each, each])]),
+    input("step_from", "Steps from", "number"),
+    input("step_to", "to", "number"),
+    input("reward_from", "Reward from", "number"),
+    input("reward_to", "to", "number"),
+    input("question", "Question's id", "search"),
+    h("button", { type: "button", onclick: () => { location.hash = "#rollouts"; } }, "Clear"),
+  );
+  let waiting = 0;
+  form.addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = window.setTimeout(() => {
+      const given = [...new FormData(form)].map(([name, value]) => [name, String(value).trim()]);
+      changed({ ...kept(asked), ...Object.fromEntries(given.filter(([, value]) => value)) });
+    }, 150);
+  });
+  return form;
+}
+
+/** What an address asks for beside the filters. */
+function kept(asked: source.Asked): source.Asked {
+  const names = ["group"];
+  return Object.fromEntries(Object.entries(asked).filter(([name]) => names.includes(name)));
+}
+
+/** A table that asks for the rows that are seen, and draws no others. */
+class Table {
+  readonly element: HTMLElement;
+  private readonly count = h("p", { class: "soft", role: "status" });
+  private readonly head = h("div", { class: "row head", role: "row" });
+  private readonly rows = h("div", { class: "space", role: "rowgroup" });
+  private readonly view = h("div", { class: "view", tabindex: "0", role: "grid", "aria-label": "Rollouts" });
+  private chunks = new Map<number, source.Row[]>();
+  private asking = new Map<number, Promise<void>>();
+  private total = 0;
+  private picked = -1;
+  private asked: source.Asked = {};
+  private generation = 0;
+
+  constructor(asked: source.Asked, private readonly open: (row: source.Row) => void) {
+    this.view.append(this.head, this.rows);
+    this.element = h("section", { class: "table", "aria-label": "Table" }, this.count, this.view);
+    this.view.addEventListener("scroll", () => void this.draw(), { passive: true });
+    this.view.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("news", () => { if (this.element.isConnected) void this.again(); });
+    new ResizeObserver(() => void this.draw()).observe(this.view);
+    void this.show(asked);
+  }
+
+  /** Shows what is asked for, from the start. */
+  async show(asked: source.Asked): Promise<void> {
+    this.asked = { sort: "number", descending: "1", ...asked };
+    this.picked = -1;
+    this.view.scrollTop = 0;
+    this.header();
+    await this.again();
+  }
+
+  private async again(): Promise<void> {
+    const generation = ++this.generation;
+    const first = Math.floor(this.view.scrollTop / ROW / CHUNK);
+    try {
+      const found = await source.rollouts(this.asked, first * CHUNK, CHUNK);
+      if (generation !== this.generation) return;
+      this.chunks = new Map([[first, found.rows]]);
+      this.asking.clear();
+      this.total = found.count;
+      this.count.textContent = `${found.count.toLocaleString()} rollouts`;
+      this.count.classList.remove("bad");
+    } catch (error) {
+      this.fault(error);
+    }
+    await this.draw();
+  }
+
+  private header(): void {
+    this.head.replaceChildren(...COLUMNS.map((column) => {
+      const sorted = this.asked.sort === column.key;
+      const down = this.asked.descending === "1";
+      const cell = h("span", { role: "columnheader", class: `c-${column.key}`, "aria-sort": sorted ? (down ? "descending" : "ascending") : "none" });
+      cell.append(column.sorts
+        ? h("button", { type: "button", onclick: () => this.sort(column.key) }, column.title + (sorted ? (down ? " ↓" : " ↑") : ""))
+        : column.title);
+      return cell;
+    }));
+  }
+
+  private sort(key: string): void {
+    const turned = this.asked.sort === key && this.asked.descending === "1";
+    void this.show({ ...this.asked, sort: key, descending: turned ? "0" : "1" });
+  }
+
+  private row(place: number): source.Row | undefined {
+    const chunk = Math.floor(place / CHUNK);
+    const found = this.chunks.get(chunk);
+    if (!found) void this.ask(chunk);
+    return found?.[place - chunk * CHUNK];
+  }
+
+  private ask(chunk: number): Promise<void> {
+    const under = this.asking.get(chunk) ?? this.fetched(chunk);
+    this.asking.set(chunk, under);
+    return under;
+  }
+
+  private async fetched(chunk: number): Promise<void> {
+    const generation = this.generation;
+    try {
+      const found = await source.rollouts(this.asked, chunk * CHUNK, CHUNK);
+      if (generation !== this.generation) return;
+      this.chunks.set(chunk, found.rows);
+    } catch (error) {
+      this.fault(error);
+      return;
+    } finally {
+      if (generation === this.generation) this.asking.delete(chunk);
+    }
+    await this.draw();
+  }
+
+  private fault(error: unknown): void {
+    this.count.textContent = String(error);
+    this.count.classList.add("bad");
+  }
+
+  private async draw(): Promise<void> {
+    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - AHEAD);
+    const seen = Math.ceil((this.view.clientHeight || 600) / ROW) + 2 * AHEAD;
+    const last = Math.min(this.total, first + seen);
+    this.rows.style.height = `${this.total * ROW}px`;
+    const drawn: HTMLElement[] = [];
+    for (let place = first; place < last; place++) {
+      const row = this.row(place);
+      const line = h("div", { class: `row${place === this.picked ? " picked" : ""}`, role: "row", "aria-selected": place === this.picked ? "true" : "false" });
+      line.style.transform = `translateY(${place * ROW}px)`;
+      if (row) {
+        line.append(...COLUMNS.map((column) => h("span", { role: "gridcell", class: `c-${column.key}` }, column.of(row).slice(0, 300))));
+        line.addEventListener("click", () => this.pick(place));
+      }
+      drawn.push(line);
+    }
+    this.rows.replaceChildren(...drawn);
+  }
+
+  private pick(place: number): void {
+    this.picked = Math.min(Math.max(place, 0), this.total - 1);
+    const top = this.picked * ROW;
+    const height = this.view.clientHeight - ROW;
+    if (top < this.view.scrollTop) this.view.scrollTop = top;
+    if (top > this.view.scrollTop + height - ROW) this.view.scrollTop = top - height + ROW;
+    void this.draw();
+    void this.opened(this.picked);
+  }
+
+  private async opened(place: number): Promise<void> {
+    if (!this.row(place)) await this.ask(Math.floor(place / CHUNK));
+    const row = this.row(place);
+    if (row && place === this.picked) this.open(row);
+  }
+
+  private key(event: KeyboardEvent): void {
+    const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 2);
+    const moves: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page };
+    const by = moves[event.key];
+    if (by !== undefined) this.pick(this.picked + by);
+    else if (event.key === "Home") this.pick(0);
+    else if (event.key === "End") this.pick(this.total - 1);
+    else return;
+    event.preventDefault();
+  }
+}

@@ -1,0 +1,137 @@
+// Where the pages' data come from: the server that gave the page, or the file that it is.
+
+export interface Evaluation {
+  step: number;
+  at: number;
+  em: number;
+  sampled_em: number | null;
+  em_by_hops: Record<string, number>;
+  questions: number;
+  searches: number;
+}
+export interface RunEvent { at: number; step: number; kind: string; said: string }
+export interface Run {
+  name: string; path: string; state: string; damage: string; read: number; size: number;
+  records: number; step: number; steps: number; model: string; objective: string;
+  environment: string; stopped: string; first: number; last: number;
+  evaluations: Evaluation[]; events: RunEvent[];
+}
+export interface Overview { runs: Run[]; gauges: string[]; stops: string[] }
+export interface Points { steps: number[]; values: (number | null)[] }
+export type Curves = Record<string, Points[]>;
+export interface RuleOfRun extends Points {
+  bound: number | null;
+  action: string;
+  fired: [number, number][];
+}
+export interface Rule {
+  name: string; gauge: string; condition: string; side: string; means: string; remedy: string;
+  runs: RuleOfRun[];
+}
+export interface Row {
+  run: number; number: number; at: number; kind: string; group_id: number; sibling: number;
+  question_id: string; hops: number; question: string; expected: string; answer: string;
+  reward: number | null; searches: number; turns: number; tokens: number; malformed: number;
+  sequences: number; stop: string; oldest: number; newest: number; step: number | null;
+  staleness: number | null; fate: string; gone: number;
+}
+export interface Turn {
+  tokens: string[]; logprobs: (number | null)[]; versions: number[]; observation: string;
+  malformed: boolean; reward: number; info: string; seconds: number;
+  searches: { query: string; passages: string[]; seconds: number; status: string }[];
+}
+export interface Detail {
+  gone?: string; lacks: string; parts: Record<string, number>; cause: string;
+  timings: Record<string, number>; actor: string; attempt: number;
+  sequences: { name: string; prompt: string; turns: Turn[] }[];
+}
+export interface Rows { count: number; rows: Row[] }
+export type Asked = Record<string, string>;
+
+interface Embedded {
+  overview: Overview; curves: Curves; health: { rules: Rule[] }; rollouts: Rows;
+  details: Record<string, Detail>;
+}
+
+const text = document.getElementById("data")?.textContent;
+const embedded: Embedded | null = text ? (JSON.parse(text) as Embedded) : null;
+
+/** True on a page that is a file of its own. */
+export const isFile = embedded !== null;
+
+async function get<T>(path: string, asked: Asked = {}): Promise<T> {
+  const answer = await fetch(`api/${path}?${new URLSearchParams(asked)}`);
+  const value = (await answer.json()) as T & { error?: string };
+  if (!answer.ok) throw new Error(value.error ?? answer.statusText);
+  return value;
+}
+
+export async function overview(): Promise<Overview> {
+  return embedded ? embedded.overview : get<Overview>("overview");
+}
+
+export async function curves(names: string[]): Promise<Curves> {
+  return embedded ? embedded.curves : get<Curves>("curves", { names: names.join(",") });
+}
+
+export async function health(): Promise<Rule[]> {
+  return (embedded ? embedded.health : await get<{ rules: Rule[] }>("health")).rules;
+}
+
+export async function rollouts(asked: Asked, begin: number, most: number): Promise<Rows> {
+  if (embedded) {
+    const rows = matching(embedded.rollouts.rows, asked);
+    return { count: rows.length, rows: rows.slice(begin, begin + most) };
+  }
+  return get<Rows>("rollouts", { ...asked, begin: String(begin), most: String(most) });
+}
+
+export async function rollout(run: number, number: number): Promise<Detail> {
+  if (!embedded) return get<Detail>("rollout", { run: String(run), number: String(number) });
+  const found = embedded.details[`${run}/${number}`];
+  if (!found) throw new Error("this rollout is not in the file");
+  return found;
+}
+
+/** Calls back whenever the runs have gone on; tells whether the server is there. */
+export function follow(news: () => void, there: (is: boolean) => void): void {
+  if (embedded) return;
+  const stream = new EventSource("api/live");
+  stream.onopen = () => there(true);
+  stream.onerror = () => there(false);
+  stream.onmessage = () => news();
+}
+
+function queries(row: Row): string[] {
+  const turns = embedded?.details[`${row.run}/${row.number}`]?.sequences?.flatMap((each) => each.turns);
+  return turns?.flatMap((turn) => turn.searches.map((each) => each.query)) ?? [];
+}
+
+/** The server's own selection, of the rows that a file has. */
+function matching(rows: Row[], asked: Asked): Row[] {
+  const words = (asked.text ?? "").toLowerCase();
+  const within = (value: number | null, name: string): boolean => {
+    const [from, to] = [asked[`${name}_from`], asked[`${name}_to`]];
+    if (!from && !to) return true;
+    return value !== null && value >= Number(from || -1e9) && value <= Number(to || 1e9);
+  };
+  const kept = rows.filter(
+    (row) =>
+      (!asked.run || row.run === Number(asked.run)) &&
+      (!asked.kind || row.kind === asked.kind) &&
+      (!asked.stop || row.stop === asked.stop) &&
+      (!asked.question || row.question_id === asked.question) &&
+      (!asked.group || row.group_id === Number(asked.group)) &&
+      within(row.step, "step") &&
+      within(row.reward, "reward") &&
+      [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),
+  );
+  const by = (asked.sort || "number") as keyof Row;
+  const sign = asked.descending === "0" ? 1 : -1;
+  return kept.sort((one, other) => {
+    const [a, b] = [one[by], other[by]];
+    if (a === b) return other.number - one.number;
+    if (a === null || b === null) return a === null ? 1 : -1;
+    return (a < b ? -1 : 1) * sign;
+  });
+}

@@ -1,0 +1,85 @@
+"""Looks at the pages as a user does, in headless Chromium: `python browser.py CHROMIUM URL`.
+
+It prints what was seen as JSON; before it waits for a live update, a line `waiting`.
+"""
+
+import json
+import sys
+from typing import Any
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+PAGES = ("overview", "rollouts", "health")
+
+
+def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
+    """Visit each page; use the table by mouse and keyboard."""
+    seen: dict[str, Any] = {"errors": [], "foreign": [], "widths": {}}
+    home = url.rsplit("/", 2)[0]
+    page.on("console", lambda said: seen["errors"].append(said.text))
+    page.on("pageerror", lambda error: seen["errors"].append(str(error)))
+    page.on("request", lambda asked: seen["foreign"].append(asked.url)
+            if not asked.url.startswith((home, "data:", "file:")) else None)  # fmt: skip
+    for name in PAGES:
+        page.goto(f"{url}#{name}")
+        page.wait_for_selector(f"main[data-page={name}] .page")
+        page.wait_for_timeout(300)
+        seen["widths"][name] = page.evaluate("document.documentElement.scrollWidth")
+    page.goto(f"{url}#overview")
+    page.wait_for_selector("main[data-page=overview] figure")
+    page.wait_for_timeout(300)
+    seen["charts"] = page.locator("figure canvas").count()
+    seen["cards"] = page.locator(".card h2").all_inner_texts()
+    page.keyboard.press("2")
+    page.wait_for_selector(".row:not(.head) span")
+    seen["title"] = page.title()
+    if wait_for_news:
+        before = page.locator(".table p").inner_text()
+        print("waiting", flush=True)
+        expect(page.locator(".table p")).not_to_have_text(before, timeout=30_000)
+    seen["count"] = page.locator(".table p").inner_text()
+    seen["drawn"] = page.locator(".row:not(.head)").count()
+    page.locator(".view").focus()
+    page.keyboard.press("End")  # of rows that were not asked for yet
+    page.wait_for_selector(".detail .action")
+    seen["last"] = page.locator(".detail h2").inner_text()
+    page.keyboard.press("/")
+    page.keyboard.type("script")
+    expect(page.locator(".table p")).to_have_text("3 rollouts", timeout=30_000)
+    page.wait_for_timeout(300)
+    seen["address"] = page.url.partition("#")[2]
+    page.locator(".view").focus()
+    page.keyboard.press("End")
+    page.wait_for_selector(".detail .action span")
+    seen["picked"] = page.locator(".row.picked").count()
+    page.locator(".action span").first.hover()
+    seen["readout"] = page.locator(".readout").inner_text()
+    page.locator(".action").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    seen["further"] = page.locator(".readout").inner_text()
+    seen["question"] = page.locator(".detail h2").inner_text()
+    seen["action"] = page.locator(".action").first.inner_text()
+    seen["scripts"] = page.locator("script").count()
+    return seen
+
+
+def main() -> None:
+    """Look in light and wide, then in dark and narrow."""
+    chromium, url = sys.argv[1:]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        found = {}
+        for scheme, width in (("light", 1300), ("dark", 400)):
+            size = {"width": width, "height": 800}
+            context = browser.new_context(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+            context.set_default_timeout(30_000)
+            live = scheme == "light" and url.startswith("http")
+            found[scheme] = look(context.new_page(), url, live)
+            context.close()
+        browser.close()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

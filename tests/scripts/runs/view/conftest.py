@@ -1,0 +1,86 @@
+"""An index of runs, and a run whose texts are what a stranger would write."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from configs.load import save
+from configs.schema import Config, ModelConfig
+from replay.codec import encode_trajectory
+from replay.log.event_log import FILE_NAME, EventLog
+from replay.log.records import Delivered, GroupOpened, Record, RunStarted
+from replay.log.summary import summarise
+from replay.protocol import Lease
+from replay.trajectory import Question, Sampling, Search, TokenSequence
+from scripts.runs.view.index import Index
+from tests.replay.conftest import trajectory_for
+from tests.scripts.conftest import as_text
+
+HOSTILE = "<script>document.title='owned'</script>\x1b[31m\u202eevil\x00 ]]> </script> &amp;"
+KEPT = "<script>document.title='owned'</script>[31mevil ]]> </script> &amp;"
+
+
+@pytest.fixture
+def index_of(tmp_path: Path) -> Iterator[Callable[..., Index]]:
+    """index_of(run, …): an index of all that is in their logs."""
+    made = list[Index]()
+
+    def index(*runs: Path) -> Index:
+        found = Index(runs, tmp_path / f"index-{len(made)}.sqlite")
+        made.append(found)
+        read(found)
+        return found
+
+    yield index
+    for each in made:
+        each.close()
+
+
+def read(index: Index) -> bool:
+    """Have it read on."""
+    return index.catch_up(threading.Event())
+
+
+def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any) -> list[Record]:
+    """A group of one sibling, delivered: whatever can be is `text`."""
+    question = Question(f"q-{number}", text or f"question {number}", (text or "kelu",))
+    lease = Lease(number, 0, "train", question, Sampling(1.0, 0))
+    found = trajectory_for(lease, "actor", 1.0)
+    turn = found.turns[0]
+    if text:
+        ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        turn = msgspec.structs.replace(
+            turn,
+            action_tokens=ids,
+            behaviour_logprobs=np.full(len(ids), -0.5, np.float32),
+            policy_versions=np.zeros(len(ids), np.int32),
+            observation_tokens=ids,
+            searches=(Search(text, (text,), 0.1, "ok"),),
+        )
+        only = (TokenSequence(found.prompt_tokens, (turn,), text),)
+        found = msgspec.structs.replace(found, sequences=only, answer=text)
+    found = msgspec.structs.replace(found, **changes)
+    opened = GroupOpened(1.0, number, "train", question, 1, 0)
+    payload = encode_trajectory(found)
+    return [opened, Delivered(2.0, "actor", number, 0, payload, summarise(found))]
+
+
+@pytest.fixture
+def hostile_run(tmp_path: Path, bpe_tokenizer: Any) -> Path:
+    """A run whose policy, questions and passages write markup and what a terminal obeys."""
+    model, run = tmp_path / "model", tmp_path / "<b>run"
+    bpe_tokenizer.save_pretrained(model)
+    run.mkdir()
+    config = Config(run_dir=str(run), model=ModelConfig(path=str(model)))
+    save(config, run / "config.yaml")
+    with EventLog.create(run / FILE_NAME) as log:
+        log.append([RunStarted(1.0, 0, as_text(config))])
+        for number in range(1, 4):
+            log.append(delivery(number, HOSTILE, bpe_tokenizer))
+        log.sync()
+    return run

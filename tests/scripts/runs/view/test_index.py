@@ -1,0 +1,165 @@
+"""The index has each rollout, gauge, evaluation and event once, and answers selections of them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from replay.log.event_log import EventLog, read
+from replay.log.records import (
+    ActorLeft,
+    Delivered,
+    EvaluationFinished,
+    GroupDropped,
+    Reported,
+    RunStarted,
+    Sampled,
+    StepsCommitted,
+    Stopped,
+)
+from replay.protocol import EvalResult
+from scripts.runs.view.index import Index, Wanted
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.view import conftest
+from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery
+
+
+def numbers(index: Index, **wanted: Any) -> list[int]:
+    count, rows = index.rollouts(Wanted(**wanted), 0, 100)
+    assert count == len(rows)
+    return [row["group_id"] for row in rows]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Five rollouts, of which two trained step 7, one was dropped, and one is huge."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    result = EvalResult(7, 10, 0.5, None, {"1": 0.5}, {}, 1.5, 7, 7)
+    with EventLog.create(folder / "events.log") as log:
+        log.append([RunStarted(1.0, 0, "")])
+        for number, reward in enumerate((0.0, 0.25, 0.5, None, 1.0), 1):
+            log.append(delivery(number, reward=reward, reward_cause="" if reward else "none"))
+        log.append([
+            Sampled(3.0, 1, 7, (2, 5), (), {"replay/staleness": 1.0}),
+            GroupDropped(4.0, 3, "no_signal"),
+            Reported(5.0, 1, 7, {"actor/reward": 0.5, "learner/loss": float("nan")}),
+            EvaluationFinished(6.0, result),
+            StepsCommitted(7.0, 1, 7),
+            ActorLeft(8.0, "actor", "died \x1b[31m"),
+            Stopped(9.0, "completed"),
+        ])  # fmt: skip
+        log.sync()
+    return folder
+
+
+def test_rollouts_are_joined_to_what_became_of_them(
+    index_of: Callable[..., Index], run: Path
+) -> None:
+    index = index_of(run)
+    _, rows = index.rollouts(Wanted(descending=False), 0, 100)
+    told = [(row["group_id"], row["step"], row["staleness"], row["fate"]) for row in rows]
+    assert told == [
+        (1, None, None, ""),
+        (2, 7, 6, "trained"),
+        (3, None, None, "dropped: no_signal"),
+        (4, None, None, ""),
+        (5, 7, 6, "trained"),
+    ]
+    assert rows[0]["question"] == "question 1" and rows[0]["answer"] == "an answer"
+    told_run = index.runs[0]
+    assert (told_run.step, told_run.stopped, told_run.first, told_run.last) == (
+        7, "completed", 1.0, 9.0,
+    )  # fmt: skip
+    assert set(told_run.opened) == {1, 4}  # of no other is anything kept
+
+
+def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: Path) -> None:
+    index = index_of(run)
+    assert numbers(index) == [5, 4, 3, 2, 1]
+    assert numbers(index, sort="reward") == [5, 3, 2, 1, 4]
+    assert numbers(index, sort="reward", descending=False) == [1, 2, 3, 5, 4]
+    assert numbers(index, reward=(0.25, 0.5)) == [3, 2] and numbers(index, steps=(7, 7)) == [5, 2]
+    assert numbers(index, text="QUESTION 4") == [4] and numbers(index, text="%") == []
+    assert numbers(index, question="q-2") == [2] == numbers(index, group=2)
+    assert numbers(index, kind="eval") == [] == numbers(index, stop="turn_limit")
+    assert numbers(index, sort="number; DROP TABLE rollouts") == [5, 4, 3, 2, 1]
+    assert index.rollouts(Wanted(), 1, 2)[1][0]["group_id"] == 4
+
+
+def test_gauges_evaluations_and_events_are_kept(index_of: Callable[..., Index], run: Path) -> None:
+    index = index_of(run)
+    gauges = index.rows("SELECT name, step, value FROM gauges ORDER BY name")
+    assert gauges == [
+        ("actor/reward", 7, 0.5), ("learner/loss", 7, None), ("replay/staleness", 7, 1.0),
+    ]  # fmt: skip
+    assert index.rows("SELECT step FROM evaluations") == [(7,)]
+    events = index.rows("SELECT kind, step, said FROM events ORDER BY number")
+    assert events == [
+        ("start", 0, "the run starts"),
+        ("checkpoint", 7, "checkpoint of step 7"),
+        ("actor", 7, "actor has left: died [31m"),
+        ("stop", 7, "the run stops: completed"),
+    ]
+
+
+def test_a_run_that_goes_on_is_read_on(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    assert not conftest.read(index) and numbers(index) == []
+    for step in range(2):
+        recorded_run.train(step)
+        assert conftest.read(index) and not conftest.read(index)
+    recorded_run.resume(0)
+    recorded_run.train(0)  # again
+    conftest.read(index)
+    log = recorded_run.path / "events.log"
+    delivered = [each for each in read(log) if isinstance(each, Delivered)]
+    assert index.rollouts(Wanted(), 0, 100)[0] == len(delivered) >= 8
+
+
+def test_what_strangers_wrote_is_kept_without_what_is_obeyed(
+    index_of: Callable[..., Index], hostile_run: Path
+) -> None:
+    index = index_of(hostile_run)
+    _, rows = index.rollouts(Wanted(text="document.title"), 0, 10)
+    assert len(rows) == 3
+    for name in ("question", "expected", "answer"):
+        assert rows[0][name] == KEPT and HOSTILE not in rows[0][name]
+
+
+def test_a_megabyte_of_text_is_cut(
+    index_of: Callable[..., Index], tmp_path: Path, bpe_tokenizer: Any
+) -> None:
+    (folder := tmp_path / "long").mkdir()
+    with EventLog.create(folder / "events.log") as log:
+        log.append(delivery(1, answer="a" * 200_000))
+        log.sync()
+    index = index_of(folder)
+    _, (row,) = index.rollouts(Wanted(), 0, 1)
+    assert len(row["answer"]) == 4000
+
+
+def test_an_index_that_cannot_be_written_is_named(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    index.rows("PRAGMA query_only = ON")
+    recorded_run.train(0)
+    assert not conftest.read(index)
+    assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+
+
+def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_path: Path) -> None:
+    (folder := tmp_path / "odd").mkdir()
+    opened, delivered = delivery(1)
+    huge = msgspec.structs.replace(delivered, group_id=1 << 63)  # type: ignore[type-var]
+    with EventLog.create(folder / "events.log") as log:
+        log.append([opened, huge])
+        log.sync()
+    index = index_of(folder)
+    assert "record 1: Python int too large" in index.runs[0].follower.damage
+    assert not conftest.read(index)

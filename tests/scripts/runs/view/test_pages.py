@@ -1,0 +1,148 @@
+"""The pages in a real browser, and the front end built anew."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from hashlib import blake2s
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.runtime.process import REPOSITORY
+from scripts.runs.view.index import Index
+from scripts.runs.view.server import BUILT, Following, Server, listener
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.view.conftest import KEPT, delivery
+
+PINS = ("playwright==1.65.2",)
+KEY = "a-key"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def program(name: str, package: str) -> str:
+    """The path of a program of the system's."""
+    return shutil.which(name) or pytest.skip(f"{name} is not installed: apt-get install {package}")
+
+
+def run(*words: object, **settings: Any) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, **settings)
+    assert not done.returncode, f"{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def kept(name: str, make: Callable[[Path], None]) -> Path:
+    """A folder in `.cache`, made once."""
+    found = REPOSITORY / ".cache" / name
+    if not found.exists():
+        found.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=found.parent) as folder:
+            make(draft := Path(folder, name))
+            draft.rename(found)
+    return found
+
+
+@pytest.fixture(scope="module")
+def look() -> Callable[[str], "subprocess.Popen[str]"]:
+    """look(url): a browser that looks at the pages there."""
+    chromium = program("chromium", "chromium")
+
+    def make(draft: Path) -> None:
+        run(sys.executable, "-m", "venv", "--without-pip", draft)
+        pip = ("-m", "pip", "--python", draft / "bin" / "python", "install", "--quiet")
+        run(sys.executable, *pip, "--no-compile", *PINS)
+
+    digest = blake2s(repr((PINS, sys.version)).encode(), digest_size=8).hexdigest()
+    python = kept(f"playwright-{digest}", make) / "bin" / "python"
+    script = Path(__file__).with_name("browser.py")
+
+    def started(url: str) -> "subprocess.Popen[str]":
+        words = [str(python), str(script), chromium, url]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return started
+
+
+@pytest.fixture
+def served(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
+) -> Iterator[str]:
+    """The address of the pages of two runs."""
+    recorded_run.train(0)
+    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
+    for number in range(1000, 1300):
+        recorded_run.append(*delivery(number))
+    index = index_of(recorded_run.path, hostile_run)
+    following = Following(index)
+    server = Server(index, following, KEY)
+    with listener(0) as found:
+        serving = threading.Thread(target=server.run, args=([found],), daemon=True)
+        following.start()
+        serving.start()
+        yield f"http://127.0.0.1:{found.getsockname()[1]}/{KEY}/"
+        following.leaving = server.should_exit = True
+        serving.join(30)
+        following.stop()
+
+
+def seen(browser: "subprocess.Popen[str]") -> dict[str, Any]:
+    said, errors = browser.communicate(timeout=240)
+    assert not browser.returncode, errors
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    for way, width in (("light", 1300), ("dark", 400)):
+        page = found[way]
+        assert page["errors"] == [] == page["foreign"]
+        assert set(page["widths"].values()) == {width}  # nothing is wider than the window
+        assert page["title"] == "Forage: Rollouts" and page["picked"] == 1
+        assert page["question"] == KEPT == page["action"]
+        assert page["readout"].startswith('turn 1, token 1 "<"') and "version 0" in page["readout"]
+        assert "probability 0.6065, log -0.5" in page["readout"] != page["further"]
+        assert "text=script" in page["address"]
+    return found
+
+
+def test_the_pages_are_used_live_by_mouse_and_keyboard(
+    look: Callable[[str], Any], served: str, recorded_run: RecordedRun
+) -> None:
+    browser = look(served)
+    assert browser.stdout.readline() == "waiting\n"
+    recorded_run.train(1)
+    found = seen(browser)["light"]
+    assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2
+    assert found["count"].endswith(" rollouts") and found["scripts"] == 1
+    assert 4 < found["drawn"] < 100  # of some 310
+    assert re.fullmatch(r"question \d+ \?", found["last"])
+
+
+def test_so_is_a_file(look: Callable[[str], Any], hostile_run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "pages.html"
+    words = ("-m", "scripts.cli", "view", hostile_run, "--export", file)
+    run(sys.executable, *words, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
+    found = seen(look(f"file://{file}"))["light"]
+    assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts"
+
+
+def test_what_is_served_is_built_from_its_sources(tmp_path: Path) -> None:
+    npm = program("npm", "npm")
+    sources = BUILT.parent / "web"
+    lock = (sources / "package-lock.json").read_bytes()
+
+    def make(draft: Path) -> None:
+        draft.mkdir()
+        for name in ("package.json", "package-lock.json"):
+            shutil.copy(sources / name, draft)
+        run(npm, "ci", "--no-audit", "--no-fund", cwd=draft)
+
+    modules = kept(f"view-{blake2s(lock, digest_size=8).hexdigest()}", make) / "node_modules"
+    ignored = shutil.ignore_patterns("node_modules")
+    shutil.copytree(sources, tmp_path / "web", ignore=ignored)
+    (tmp_path / "web" / "node_modules").symlink_to(modules)
+    run(npm, "run", "build", cwd=tmp_path / "web")
+    built = {path.name: path.read_bytes() for path in (tmp_path / "built").iterdir()}
+    assert built == {path.name: path.read_bytes() for path in BUILT.iterdir()}

@@ -1,0 +1,159 @@
+"""The pages' server: behind its key alone, with answers that are text, and bad questions named."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from configs.load import ConfigError
+from learner.health.sentinels import FILE_NAME, Noted
+from scripts.runs.view.index import Index
+from scripts.runs.view.server import Following, application, listener
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery
+
+KEY = "a-key"
+
+
+@pytest.fixture
+def asked(index_of: Callable[..., Index], hostile_run: Path) -> Iterator[Callable[..., Any]]:
+    """asked(path, …): the answer of a server of the hostile run."""
+    index = index_of(hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        yield lambda path, **given: client.get(f"/{KEY}/{path}", params=given)
+
+
+@pytest.mark.parametrize("path", ["", "app.js", "api/overview", f"{KEY}x/", "other/app.js"])
+def test_who_does_not_know_the_key_is_answered_nothing(
+    index_of: Callable[..., Index], hostile_run: Path, path: str
+) -> None:
+    index = index_of(hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        assert client.get(f"/{path}").status_code == 404
+        assert client.post(f"/{KEY}/api/overview").status_code == 405
+
+
+def test_pages_run_nothing_but_their_own_script(asked: Callable[..., Any]) -> None:
+    for name, kind in (("", "text/html"), ("app.js", "text/javascript"), ("app.css", "text/css")):
+        answer = asked(name)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert "http" not in asked("").text.replace("http-equiv", "")
+    assert asked("../server.py").status_code == 404
+
+
+def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]) -> None:
+    found = asked("api/rollouts", text="<script>", kind="train", most=2)
+    assert found.headers["content-type"] == "application/json"
+    assert found.json()["count"] == 3 and len(found.json()["rows"]) == 2
+    row = found.json()["rows"][0]
+    detail = asked("api/rollout", run=0, number=row["number"]).json()
+    (sequence,) = detail["sequences"]
+    (turn,) = sequence["turns"]
+    assert sequence["name"] == KEPT and turn["searches"][0]["query"] == KEPT
+    assert turn["searches"][0]["passages"] == [KEPT]
+    assert "".join(turn["tokens"]) == KEPT == turn["observation"]
+    assert turn["logprobs"] == [-0.5] * len(turn["tokens"]) and len(turn["versions"]) > 3
+    run = asked("api/overview").json()["runs"][0]
+    assert run["name"] == "<b>run" and run["records"] == 7 and HOSTILE not in json.dumps(run)
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "complaint"),
+    [
+        ("rollouts", {"most": "many"}, "invalid literal"),
+        ("rollouts", {"step_from": "nan"}, "cannot convert float NaN"),
+        ("rollout", {"run": "7"}, "run 7: there is no such run"),
+        ("rollout", {"run": "-1"}, "run -1: there is no such run"),
+        ("rollout", {"run": "0", "number": "99"}, "record 99: there is no such rollout"),
+    ],
+)
+def test_bad_questions_are_named(
+    asked: Callable[..., Any], path: str, given: dict[str, str], complaint: str
+) -> None:
+    answer = asked(f"api/{path}", **given)
+    assert answer.status_code == 400 and complaint in answer.json()["error"]
+
+
+def test_curves_and_sentinels_are_of_all_runs(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
+) -> None:
+    recorded_run.train(0)
+    recorded_run.report(1, {"actor/reward": 0.5})
+    notes = [Noted(step, {"learner/current_ess": 0.5}, ("ess",) * (step > 9)) for step in range(12)]
+    lines = [json.dumps({"step": n.step, "gauges": n.gauges, "fired": n.fired}) for n in notes]
+    (recorded_run.path / FILE_NAME).write_text("\n".join([*lines, '{"torn']))
+    index = index_of(recorded_run.path, hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        told = client.get(f"/{KEY}/api/curves", params={"names": "actor/reward,none"}).json()
+        rules = client.get(f"/{KEY}/api/health").json()["rules"]
+    assert told["actor/reward"] == [{"steps": [1], "values": [0.5]}, {"steps": [], "values": []}]
+    (ess,) = [rule for rule in rules if rule["name"] == "ess"]
+    assert ess["runs"][0]["fired"] == [[10, 11]] and ess["runs"][0]["bound"] == 0.8
+    assert ess["runs"][0]["steps"] == list(range(12)) and ess["runs"][1]["fired"] == []
+
+
+def test_a_rollout_without_payload_or_tokenizer_says_so(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    recorded_run.train(0)
+    opened, delivered = delivery(99)
+    gone = delivered.__class__(**{f: getattr(delivered, f) for f in delivered.__struct_fields__} | {
+        "payload": b""})  # fmt: skip
+    recorded_run.append(opened, gone)
+    index = index_of(recorded_run.path)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        rows = client.get(f"/{KEY}/api/rollouts", params={"descending": "0"}).json()["rows"]
+        shown = [
+            client.get(f"/{KEY}/api/rollout", params={"run": 0, "number": row["number"]}).json()
+            for row in (rows[0], rows[-1])
+        ]
+    assert "numbers of tokens are shown" in shown[0]["lacks"]
+    assert shown[0]["sequences"][0]["turns"][0]["tokens"][0].strip().isdigit()
+    assert shown[1] == {"gone": "its tokens were compacted away (replay.keep, forage compact)"}
+
+
+def test_a_live_page_hears_of_news_and_of_nothing_else(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.runs.view.server.EVERY_S", 0.02)
+    index = index_of(recorded_run.path)
+    following = Following(index)
+    following.start()
+    try:
+        asyncio.run(heard(following, recorded_run))
+    finally:
+        following.stop()
+
+
+async def heard(following: Following, run: RecordedRun) -> None:
+    from scripts.runs.view.server import _news
+
+    class Page:
+        async def is_disconnected(self) -> bool:
+            return False
+
+    news = _news(Page(), following)  # type: ignore[arg-type]
+    assert await anext(news) == "data: 0\n\n"
+    waiting = asyncio.ensure_future(anext(news))
+    await asyncio.sleep(0.2)
+    assert not waiting.done()
+    run.train(0)
+    assert await asyncio.wait_for(waiting, 10) == f"data: {following.version}\n\n"
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--port {port}: cannot listen there .*in use.*free"):
+            listener(port)
+    with pytest.raises(ConfigError, match="--port 70000: cannot listen there"):
+        listener(70000)

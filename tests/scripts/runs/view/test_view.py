@@ -1,0 +1,134 @@
+"""`forage view`: served until it is interrupted, written into one file, or refused in a line."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from configs.runtime.process import REPOSITORY
+from scripts import cli
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.view.conftest import HOSTILE, KEPT
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of its data."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found = list[tuple[str, dict[str, str | None]]]()
+        self.data, self._inside = "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = ("id", "data") in attrs
+
+    def handle_data(self, data: str) -> None:
+        self.data += data if self._inside else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> object:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_file_holds_all_and_asks_nobody(
+    hostile_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "pages.html"
+    words = ["view", str(hostile_run), "--export", str(file), "--rollouts", "2"]
+    assert cli.main(words) == 0
+    assert capsys.readouterr().out == f"{file}\n"
+    page = Elements(file.read_text())
+    data = json.loads(page.data)
+    tags = [tag for tag, _ in page.found]
+    assert tags.count("script") == 2 and tags.count("style") == 1 and "b" not in tags
+    links = [value for _, found in page.found for name, value in found.items()
+             if name in ("src", "href")]  # fmt: skip
+    assert links == ["data:,"]
+    policies = [found["content"] for _, found in page.found if "http-equiv" in found]
+    assert policies and "default-src 'none'" in str(policies[0])
+    assert data["rollouts"]["count"] == 3 and len(data["rollouts"]["rows"]) == 2
+    assert data["rollouts"]["rows"][0]["question"] == KEPT and HOSTILE not in page.data
+    turn = data["details"][f"0/{data['rollouts']['rows'][0]['number']}"]["sequences"][0]["turns"][0]
+    assert "".join(turn["tokens"]) == KEPT
+
+
+def test_a_damaged_log_is_told_up_to_there(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded_run.train(0)
+    log = recorded_run.path / "events.log"
+    content = bytearray(log.read_bytes())
+    content[-300] ^= 1
+    log.write_bytes(content)
+    assert cli.main(["view", str(recorded_run.path), "--export", str(tmp_path / "x.html")]) == 0
+    assert "view: told up to here: " in capsys.readouterr().err
+    overview = json.loads(Elements((tmp_path / "x.html").read_text()).data)["overview"]
+    assert "checksum does not agree" in overview["runs"][0]["damage"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "complaint"),
+    [
+        (["/nowhere"], 2, "RUN = '/nowhere': there is no such directory"),
+        ([], 2, "view: name 'RUNS', run directories"),
+        (["{run}", "--port", "-1"], 2, "--port -1: at least 0"),
+        (["{run}", "--export", "/nowhere/x.html"], 2, "--export '/nowhere/x.html': there is no"),
+        (["{other}"], 1, "format version 9, this program reads"),
+    ],
+)
+def test_bad_input_is_refused_in_a_line(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    code: int,
+    complaint: str,
+) -> None:
+    (other := tmp_path / "other").mkdir()
+    content = bytearray((recorded_run.path / "events.log").read_bytes())
+    content[8] = 9
+    (other / "events.log").write_bytes(content)
+    given = [word.format(run=recorded_run.path, other=other) for word in words]
+    assert cli.main(["view", *given]) == code
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
+    make_recorded_run: Callable[..., RecordedRun], tmp_path: Path, how: signal.Signals
+) -> None:
+    run = make_recorded_run()
+    command = [sys.executable, "-m", "scripts.cli", "view", str(run.path)]
+    places = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=places, text=True
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", url)
+        with urlopen(f"{url}api/overview", timeout=30) as answer:
+            assert json.load(answer)["runs"][0]["name"] == run.path.name
+        stream = urlopen(f"{url}api/live", timeout=30)  # a page that stays
+        assert stream.readline().startswith(b"data: ")
+        process.send_signal(how)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 0 and "Traceback" not in said
+    assert not list(tmp_path.glob("forage-view-*"))
