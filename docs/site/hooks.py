@@ -14,6 +14,7 @@ from pages import (
     indented,
     linked_sources,
     listing,
+    notebook,
     relinked,
     source_page,
 )
@@ -30,6 +31,8 @@ def on_files(files: Files, config: Any) -> Files:
     for name, uri in OF_THE_ROOT.items():
         told[uri] = (ROOT / name).read_text()
         add(uri, relinked(told[uri], ROOT))
+    for book in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        add(f"notebooks/{book.stem}.md", notebook(book.read_text()))
     linked = {uri: linked_sources(text, home(uri)) for uri, text in told.items()}
     for path in sorted(set().union(*linked.values())):
         add(source_page(path), listing(path))

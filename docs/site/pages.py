@@ -1,5 +1,6 @@
 """The text of the site's pages: their links, lists and listings, and requests that must not be."""
 
+import json
 import re
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def relinked(text: str, base: Path) -> str:
         target = (OF_THE_ROOT | MADE_OF).get(path) or path.removeprefix("docs/")
         if target == path:
             target = source_page(path)
-        return f"]({target}{link[2] or ''})"
+        return f"]({target.replace('.ipynb', '.md')}{link[2] or ''})"
 
     return _LINK.sub(turned, text)
 
@@ -68,6 +69,15 @@ def linked_sources(text: str, base: Path) -> set[str]:
 def _path(target: str, base: Path) -> str:
     """The path in the repository that a link means."""
     return (base / target).resolve().relative_to(ROOT).as_posix()
+
+
+def notebook(text: str) -> str:
+    """A page of a notebook's cells."""
+    said = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        said.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+    return "\n\n".join(said) + "\n"
 
 
 def source_page(path: str) -> str:

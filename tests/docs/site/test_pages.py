@@ -18,6 +18,7 @@ DOCS = REPOSITORY / "docs"
         (DOCS, "../CONTRIBUTING.md#tests", "contributing.md#tests"),
         (DOCS, "../configs/environment.py", "source/configs/environment.py.md"),
         (DOCS, "../configs/schema.py", "fields.md"),
+        (DOCS, "notebooks/demo.ipynb", "notebooks/demo.md"),
         (DOCS, "#an-anchor", "#an-anchor"),
         (DOCS, "https://arxiv.org/abs/2503.09516", "https://arxiv.org/abs/2503.09516"),
         (REPOSITORY, "docs/running.md#gpus", "running.md#gpus"),
@@ -34,6 +35,12 @@ def test_a_source_that_is_linked_is_shown_whole() -> None:
     assert pages.linked_sources(text, DOCS) == {"replay/ledger/image.py"}
     shown = pages.listing("replay/ledger/image.py")
     assert (REPOSITORY / "replay" / "ledger" / "image.py").read_text() in shown
+
+
+def test_a_notebook_is_a_page_of_its_cells() -> None:
+    shown = pages.notebook((DOCS / "notebooks" / "demo.ipynb").read_text())
+    assert shown.startswith("# The loop from Python\n") and shown.count("```") % 2 == 0
+    assert "\n```python\nSTEPS, QUESTIONS, SEED" in shown
 
 
 def test_what_belongs_to_an_item_is_indented_as_mkdocs_wants_it() -> None:
@@ -77,6 +84,7 @@ def test_a_link_that_is_clicked_is_no_request(text: str) -> None:
 
 
 def test_each_page_is_in_the_site_s_navigation() -> None:
-    named = set(re.findall(r": ([a-z_0-9]+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.M))
-    made = {*pages.MADE_OF.values(), *pages.OF_THE_ROOT.values()}
+    named = set(re.findall(r": ([a-z_0-9/]+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.M))
+    books = {f"notebooks/{book.stem}.md" for book in DOCS.glob("notebooks/*.ipynb")}
+    made = {*pages.MADE_OF.values(), *pages.OF_THE_ROOT.values(), *books}
     assert named == made | {page.name for page in DOCS.glob("*.md")}
