@@ -95,7 +95,9 @@ def _sections(section: type[Section], prefix: str, pages: Mapping[str, str]) -> 
 
 
 def _line(row: Row, pages: Mapping[str, str]) -> str:
-    named = re.compile(rf"(?<![\w.]){re.escape(row.name)}(?![\w]|\.\w)")
+    alone = "." not in row.name  # a word like any other, but in code
+    before, after = ("`", "[`=]") if alone else (r"(?<![\w.])", r"(?!\w|\.\w)")
+    named = re.compile(f"{before}{re.escape(row.name)}{after}")
     more = [f"[{uri.removesuffix('.md')}]({uri})" for uri in pages if named.search(pages[uri])]
     mark = " †" if row.changeable else ""
     words = (row.kind, row.default, row.words)

@@ -28,6 +28,7 @@ def on_files(files: Files, config: Any) -> Files:
 
     told = {file.src_uri: file.content_string for file in files if file.is_documentation_page()}
     add("fields.md", fields.page(told))
+    add("site.css", (ROOT / "docs" / "site" / "site.css").read_text())
     for name, uri in OF_THE_ROOT.items():
         told[uri] = (ROOT / name).read_text()
         add(uri, relinked(told[uri], ROOT))

@@ -65,6 +65,12 @@ def test_a_row_names_the_pages_that_tell_of_its_field() -> None:
     assert line.endswith("| [a](a.md), [c](c.md) |")
 
 
+def test_a_name_of_one_word_is_looked_for_in_code_alone() -> None:
+    text = page({"a.md": "keys of a dict", "b.md": "`keys=FOLDER`", "c.md": "the run's `keys`"})
+    (line,) = (each for each in text.splitlines() if each.startswith("| `keys` |"))
+    assert line.endswith("| [b](b.md), [c](c.md) |")
+
+
 def test_a_table_s_cells_survive_their_text() -> None:
     found = [row for row in rows(OuterConfig, "of.") if row.name == "of.wrapped"]
     assert found == [Row("of.wrapped", "empty, `a|b`", "`a|b`", "told within", False)]
