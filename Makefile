@@ -66,8 +66,9 @@ $(DOCS)/.complete: requirements/docs.lock
 	@$(DOCS)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --require-hashes -r $<
 	@touch $@
 
+# Without --quiet, under which mkdocs counts no warning and nothing is strict.
 docs: $(DOCS)/.complete  ## build the pages as a site
-	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
 	@echo "the site is in .cache/site; to look at it: python3 -m http.server -b 127.0.0.1 -d .cache/site"
 
 clean:  ## remove .venv (GPU=1: .venv-gpu), .venv-docs and all caches
