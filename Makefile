@@ -7,13 +7,14 @@ PYTHON ?= python3
 SEED ?= 0
 RETRIEVAL ?= bm25
 export PYTHON
-LOCKS := $(wildcard requirements/*)
+LOCKS := $(filter-out requirements/docs.lock,$(wildcard requirements/*))
 GPU ?=
 VENV := .venv$(if $(GPU),-gpu)
 BIN := $(VENV)/bin
 COMPLETE := $(VENV)/.complete
+DOCS := .venv-docs
 
-.PHONY: help .venv demo wiki test lint test-slow test-soak test-gpu mutants clean
+.PHONY: help .venv demo wiki test lint test-slow test-soak test-gpu mutants docs clean
 
 help:  ## this list
 	@awk -F ':.*  ## ' '/^[.a-z-]+:.*  ## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,5 +61,15 @@ test-gpu: $(if $(filter A,$(PART)),,.venv)  ## all that needs a GPU, in one call
 mutants: .venv  ## plant known faults; each must turn a test red
 	@$(BIN)/python -m tests.mutants.mutants
 
-clean:  ## remove .venv (GPU=1: .venv-gpu) and all caches
-	@rm -rf $(VENV) .cache .mutants
+$(DOCS)/.complete: requirements/docs.lock
+	@rm -rf $(DOCS) && $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --require-hashes -r $<
+	@touch $@
+
+# Without --quiet, under which mkdocs counts no warning and nothing is strict.
+docs: $(DOCS)/.complete  ## build the pages as a site
+	@PYTHONPATH=. NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+	@echo "the site is in .cache/site; to look at it: python3 -m http.server -b 127.0.0.1 -d .cache/site"
+
+clean:  ## remove .venv (GPU=1: .venv-gpu), .venv-docs and all caches
+	@rm -rf $(VENV) $(DOCS) .cache .mutants

@@ -33,15 +33,15 @@ class VisitConfig(Section, frozen=True):
     """The bounds of the tool `visit`; of time: `tool_deadline_s`."""
 
     max_bytes: Positive = 1_000_000  # of a page, decompressed; the rest is not read
-    redirects: NonNegative = 5
+    redirects: NonNegative = 5  # that are followed
     private: Annotated[bool, REACHES_OUT] = False  # it may reach this machine and private networks
 
 
 class PythonConfig(Section, frozen=True):
     """The limits of one program of the tool `python`."""
 
-    cpu_s: Positive = 10
-    wall_s: Seconds = 20.0
+    cpu_s: Positive = 10  # of processor time
+    wall_s: Seconds = 20.0  # of the clock
     memory_mb: Positive = 512  # of address space
     file_mb: Positive = 16  # of each file that it writes, its output included
     output_bytes: Positive = 20_000  # that are shown
@@ -173,9 +173,9 @@ class EnvironmentConfig(Section, frozen=True):
     # search_r1: one a line; further ones are not searched. As many as a turn's record holds.
     queries_per_turn: Annotated[int, Meta(ge=1, le=64)] = 1
     tell_budget: bool = False  # the policy reads how many searches are left
-    budget_template: str = BUDGET
+    budget_template: str = BUDGET  # with {searches}, how many are left
     force_answer: bool = False  # after the last search the environment opens the answer
-    force_template: str = FORCED_ANSWER
+    force_template: str = FORCED_ANSWER  # the end of the last search's observation
     system: str = ""  # the system message; empty: the environment's own
 
     def __post_init__(self) -> None:

@@ -17,9 +17,9 @@ class FleetConfig(Section, frozen=True):
     # Of each process within the window, or without a new step between them; then an actor rests
     # while others serve, and the run ends where none does, or with any other process
     restarts: Annotated[NonNegative, OF_THE_MACHINE] = 8
-    restarts_window_s: Span = 3600.0
+    restarts_window_s: Span = 3600.0  # the window
     first_pause_s: Span = 0.5  # before a restart; doubled each time one ends soon again
-    longest_pause_s: Span = 30.0
+    longest_pause_s: Span = 30.0  # to which it is doubled
     # From the start of a process until it is ready, without what it waits for others: an index of
     # millions of passages is built meanwhile. For replay, since it last got on with its log
     start_deadline_s: Span = 7200.0

@@ -18,7 +18,7 @@ class LoraConfig(Section, frozen=True):
     """
 
     rank: Annotated[int, Meta(ge=0, le=512)] = 0  # 0: the whole model is trained
-    alpha: PositiveFloat = 32.0
+    alpha: PositiveFloat = 32.0  # the adapter counts by alpha / rank
     # Last parts of their names, such as q_proj; empty: every linear layer of the blocks
     layers: Annotated[tuple[str, ...], ONE_OR_MORE] = ()
     # To the engines: the adapter itself, or the whole weights with it added

@@ -48,7 +48,7 @@ class LiveConfig(Section, frozen=True):
     price_usd: Annotated[NonNegativeFloat, CHANGEABLE, SPENDS] = 0.0  # of a request
     # Of the run; then nothing is asked
     budget_usd: Annotated[NonNegativeFloat, CHANGEABLE, SPENDS] = 0.0
-    requests_per_s: Annotated[PositiveFloat, CHANGEABLE] = 5.0
+    requests_per_s: Annotated[PositiveFloat, CHANGEABLE] = 5.0  # begun, at most
     concurrency: Annotated[Positive, CHANGEABLE] = 16  # requests under way at once
     timeout_s: Annotated[Seconds, CHANGEABLE] = 10.0  # of a request
     # The file of all answers, asked first; empty: live/answers.jsonl in the run's folder
@@ -94,7 +94,7 @@ class RetrievalConfig(Section, frozen=True):
     live: LiveConfig = LiveConfig()
     word_index: InputPath = ""  # of bm25 or tantivy, its ranks fused with those of a dense `index`
     reranker: ModelPath = ""  # a cross-encoder that puts the best candidates in order; empty: none
-    rerank_candidates: Annotated[int, Meta(ge=1, le=100)] = 50
+    rerank_candidates: Annotated[int, Meta(ge=1, le=100)] = 50  # how many it reads for each query
     encoder: ModelPath = ""  # of a dense index; empty: where it was when the index was built
     encoder_dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # and of the reranker
     device: Literal["cpu", "cuda"] = "cpu"  # of encoder and reranker
@@ -108,15 +108,16 @@ class RetrievalConfig(Section, frozen=True):
     # Of several servers; empty: found when a run is prepared
     index_version: Annotated[str, OF_THE_MACHINE] = ""
     recorded: InputPath = ""  # non-empty: a run's directory, whose log answers; none is started
+    # Where the run's own server listens
     host: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = "127.0.0.1"
     # 0 = a free one, chosen by the launcher
     port: Annotated[int, Meta(ge=0, le=65535), OF_THE_MACHINE] = 0
     # 0600; holds what clients must show; empty: everybody is let in
     token_file: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
     top_k: Annotated[int, Meta(ge=0, le=100)] = 3  # 0: nothing is asked, every observation is empty
-    timeout_s: Seconds = 30.0
+    timeout_s: Seconds = 30.0  # of a search, retries included
     retries: NonNegative = 3  # of what a server met; until timeout_s while none listens
-    max_connections: Positive = 64
+    max_connections: Positive = 64  # of a client to all servers, at once
     cache_queries: NonNegative = 8192  # whose results each actor remembers
     max_waiting_queries: Positive = 8192  # at the server; beyond it answers 503 and Retry-After
     request_deadline_s: Seconds = 12.0  # of a search there; then 503 too; under half of timeout_s

@@ -34,17 +34,17 @@ _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 class RewardWeights(Section, frozen=True):
     """The weight of each part; a part of weight 0 is not computed, except `em`."""
 
-    em: NonNegativeFloat = 1.0
-    substring: NonNegativeFloat = 0.0
-    f1: NonNegativeFloat = 0.0
-    format: NonNegativeFloat = 0.0
-    retrieval_hit: NonNegativeFloat = 0.0
+    em: NonNegativeFloat = 1.0  # the answer equals an accepted one
+    substring: NonNegativeFloat = 0.0  # the answer holds an accepted one
+    f1: NonNegativeFloat = 0.0  # of the words of both
+    format: NonNegativeFloat = 0.0  # each turn is a thought and one action
+    retrieval_hit: NonNegativeFloat = 0.0  # a passage that was shown holds an accepted answer
     search_cost: NonNegativeFloat = 0.0  # taken off for each search
     avoidance: NonNegativeFloat = 0.0  # taken off where there is no answer, or an evasive one
-    similarity: NonNegativeFloat = 0.0
-    judge: NonNegativeFloat = 0.0
+    similarity: NonNegativeFloat = 0.0  # of the sentences' embeddings
+    judge: NonNegativeFloat = 0.0  # what a language model says of the answer
     environment: NonNegativeFloat = 0.0  # of what the environment gave, turn by turn
-    custom: NonNegativeFloat = 0.0
+    custom: NonNegativeFloat = 0.0  # what a function of yours returns
 
     def __post_init__(self) -> None:
         weights = msgspec.structs.asdict(self)
@@ -81,16 +81,16 @@ class JudgeConfig(Section, frozen=True):
 
     # http://host:8000/v1, or that of its chat/completions
     url: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
-    model: str = ""
+    model: str = ""  # its name there
     # 0600; holds the key to show, if any
     key_file: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""
-    prompt: str = JUDGE_PROMPT
+    prompt: str = JUDGE_PROMPT  # with {question} and {answer}, and {gold} where it may be known
     temperature: NonNegativeFloat | None = 0.0  # null: not sent
     max_tokens: NonNegative = 256  # of a verdict; 0: not sent
     timeout_s: Seconds = 60.0  # of a verdict, waiting for its turn and all retries included
-    retries: NonNegative = 3
+    retries: NonNegative = 3  # of requests that failed, and of broken replies
     concurrency: Positive = 16  # requests of one actor under way at once
-    cache_verdicts: NonNegative = 8192
+    cache_verdicts: NonNegative = 8192  # that each actor remembers
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -108,7 +108,7 @@ class SimilarityConfig(Section, frozen=True):
     """The encoder whose sentence embeddings are compared, on the CPU."""
 
     model: ModelPath = ""  # a folder that transformers loads
-    threads: Positive = 1
+    threads: Positive = 1  # of the encoder
     timeout_s: Seconds = 30.0  # of one comparison, waiting for the batch before included
 
 
@@ -124,7 +124,7 @@ class RewardsConfig(Section, frozen=True):
     judge: JudgeConfig = JudgeConfig()
     similarity: SimilarityConfig = SimilarityConfig()
     custom: Annotated[str, RUNS_CODE] = ""  # the user's own: package.module:function
-    custom_timeout_s: Seconds = 30.0
+    custom_timeout_s: Seconds = 30.0  # of one call
     custom_at_once: Positive = 1  # calls of a plain function, in threads that it must bear
 
     @property

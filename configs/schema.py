@@ -46,28 +46,29 @@ SLOW_DOWNLOAD_BYTES_PER_S = 1e6  # of a snapshot, by one actor; a slower link is
 class ModelConfig(Section, frozen=True):
     """The model that is trained: a Hugging Face folder."""
 
-    path: ModelPath = ""
+    path: ModelPath = ""  # the folder, or a name on the Hub
+    # Of the learner, and of the engines unless actors.dtype says otherwise
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     # What engines and learner multiply the language-model head in; empty: their dtype.
     head_dtype: Literal["", "float32"] = ""
-    max_model_len: Positive = 4096
-    trust_remote_code: Annotated[bool, RUNS_CODE] = False
+    max_model_len: Positive = 4096  # tokens of a sequence: prompt, turns and observations
+    trust_remote_code: Annotated[bool, RUNS_CODE] = False  # run the code that is in the folder
 
 
 class QuestionColumns(Section, frozen=True):
     """The columns of a question file, `a.b` one within a column; empty: a known layout's."""
 
-    question: str = ""
+    question: str = ""  # its text
     answers: str = ""  # a text, or a list of texts
-    id: str = ""
+    id: str = ""  # its name; without one it is called by its file and row
     extra: tuple[str, ...] = ()  # further ones, for environments and rewards: Question.extra
 
 
 class QuestionsConfig(Section, frozen=True):
     """The files of questions (docs/environments.md), and the prompt made of a question."""
 
-    train: QuestionsPath = ""
-    eval: QuestionsPath = ""
+    train: QuestionsPath = ""  # a file, or a name on the Hub; shuffled anew each epoch
+    eval: QuestionsPath = ""  # likewise, all asked at each evaluation
     eval_limit: NonNegative = 0  # 0 = every row
     columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
@@ -101,29 +102,30 @@ class ActorsConfig(Section, frozen=True):
     tensor_parallel: Annotated[Positive, OF_THE_MACHINE] = 1
     # Per actor, at most; 0: as many as its engine's keys and values hold (actors/policies/capacity)
     rollouts_in_flight: NonNegative = 0
-    max_num_seqs: Positive = 64
+    max_num_seqs: Positive = 64  # slots of an engine: requests that it works on at once
     max_turns: NonNegative = 4  # searches or malformed actions; then one completion without search
     max_action_tokens: Positive = 500  # per completion
     max_passage_tokens: Positive = (
         160  # each passage is cut to this; the tags around them never are
     )
-    passage_template: str = "Doc {rank}(Title: {title}) {text}\n"
+    passage_template: str = "Doc {rank}(Title: {title}) {text}\n"  # of one passage
+    # Of all passages of a search
     observation_template: str = "\n\n<information>{passages}</information>\n\n"
-    correction: str = SEARCH_R1_CORRECTION
+    correction: str = SEARCH_R1_CORRECTION  # what answers a malformed turn
     shuffle_passages: bool = False  # shown in an order seeded by (group, sibling, turn)
-    temperature: Annotated[float, Meta(gt=0.0)] = 1.0
+    temperature: Annotated[float, Meta(gt=0.0)] = 1.0  # of training's rollouts
     dtype: Literal["", "float32", "bfloat16"] = ""  # of the engines; empty: model.dtype
     # Of keys and values, in each engine over all its workers; 0: found when a run is prepared
     # (scripts/setup/fit.py), on a GPU what it leaves, else what the slots' contexts fill.
     kv_cache_bytes: Annotated[NonNegative, OF_THE_MACHINE] = 0
-    prefix_caching: bool = True
+    prefix_caching: bool = True  # keep keys and values of text that was read before
     enforce_eager: bool = False  # true: no CUDA graphs, which take a minute at the start
     engine: Annotated[dict[str, Any], RUNS_CODE] = {}  # further ones of vLLM's AsyncEngineArgs
-    threads: Positive = 1
-    starting_deadline_s: Seconds = 300.0
+    threads: Positive = 1  # of an engine on a CPU
+    starting_deadline_s: Seconds = 300.0  # of a retrieval server, and of replay's first word
     engine_deadline_s: Seconds = 300.0  # an engine that says nothing for so long is replaced
-    rollout_deadline_s: Seconds = 240.0
-    drain_deadline_s: Seconds = 20.0
+    rollout_deadline_s: Seconds = 240.0  # a rollout that takes longer is given back
+    drain_deadline_s: Seconds = 20.0  # in which an actor that is to end finishes rollouts
 
     @property
     def slots(self) -> int:
@@ -138,16 +140,16 @@ class ReplayConfig(Section, frozen=True):
 
     # Empty: ipc:// in the run's own socket directory; over several nodes the launcher chooses one
     endpoint: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
-    groups_per_step: Positive = 16
-    group_size: Positive = 8
-    max_staleness: NonNegative = 2
+    groups_per_step: Positive = 16  # in a batch
+    group_size: Positive = 8  # rollouts of one question
+    max_staleness: NonNegative = 2  # optimiser steps that data may be old, at most
     drop_no_signal: bool = (
         False  # groups of equal rewards are dropped at close, counted and replaced
     )
-    group_deadline_s: Seconds = 300.0
+    group_deadline_s: Seconds = 300.0  # a group that is open for longer has failed once
     max_question_failures: Positive = 5  # then the question is retired
-    heartbeat_s: Seconds = 1.0
-    dead_after_s: Seconds = 10.0
+    heartbeat_s: Seconds = 1.0  # how often each actor reports
+    dead_after_s: Seconds = 10.0  # an actor that is silent for longer is lost
     restart_deadline_s: Seconds = 120.0  # how long its clients wait for a replay that is silent
     disk_deadline_s: Seconds = 600.0  # how long the event log waits for room on a full disk
     # Of a file of the log: then the next one begins
@@ -180,16 +182,16 @@ class WeightSyncConfig(Section, frozen=True):
     transport: Literal["auto", "gloo", "nccl", "cuda_ipc", "snapshot"] = "auto"
     # Of transport snapshot; empty: the run's own socket directory
     snapshot_dir: Annotated[str, WRITES_THERE] = ""
-    publish_every: Positive = 1
+    publish_every: Positive = 1  # optimiser steps
     # What an update does to the caches of requests in flight: they are computed anew under the new
     # weights, or kept, so that a request goes on from what older weights made of its text so far.
     in_flight: Literal["recompute", "keep"] = "recompute"
-    bucket_bytes: Positive = 64 << 20
-    probe_tokens: Positive = 64
+    bucket_bytes: Positive = 64 << 20  # of weights that are sent in one piece
+    probe_tokens: Positive = 64  # whose log-probs prove that new weights have arrived
     # The mean |difference of log-probs| that is rounding in any case; more where the engine, with
     # the weights it loaded itself, differs by more (weight_sync/probe.py).
     probe_tolerance: Annotated[float, Meta(gt=0.0)] = 1e-3
-    join_deadline_s: Seconds = 300.0
+    join_deadline_s: Seconds = 300.0  # in which an actor that joins has weights
     publish_deadline_s: Seconds = 30.0  # of a phase, beside the time of its bytes (`deadline_s`)
     # What downloads by late actors of other nodes may take of the learner's link, all together;
     # null: whatever it has. Four at once can then keep their deadline.
@@ -225,35 +227,39 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     Raises ValueError where two fields contradict each other.
     """
 
-    total_steps: Annotated[NonNegative, CHANGEABLE] = 1000
-    eval_every: Annotated[Positive, CHANGEABLE] = 50
+    total_steps: Annotated[NonNegative, CHANGEABLE] = 1000  # 0: evaluate only
+    eval_every: Annotated[Positive, CHANGEABLE] = 50  # optimiser steps
     eval_temperature: PositiveFloat | None = 1.0  # of the sampled half; null: greedy alone
-    checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
+    checkpoint_every: Annotated[Positive, CHANGEABLE] = 50  # optimiser steps
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
+    # What is subtracted from a rollout's reward
     baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
+    # Of what rewards, to divide advantages by
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
     lora: LoraConfig = LoraConfig()
-    lr: NonNegativeFloat = 1e-6
+    lr: NonNegativeFloat = 1e-6  # of the optimiser
+    # After the warm-up, towards total_steps
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegative = 10
-    optimiser: Literal["adamw", "sgd"] = "adamw"
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: NonNegativeFloat = 0.0
-    max_grad_norm: PositiveFloat = 1.0
-    ranks: Annotated[Positive, CHANGEABLE] = 1
+    warmup_steps: NonNegative = 10  # in which the rate rises from 0
+    optimiser: Literal["adamw", "sgd"] = "adamw"  # sgd has no momentum
+    betas: tuple[float, float] = (0.9, 0.95)  # of adamw
+    weight_decay: NonNegativeFloat = 0.0  # of the optimiser
+    max_grad_norm: PositiveFloat = 1.0  # longer gradients are scaled down to it
+    ranks: Annotated[Positive, CHANGEABLE] = 1  # processes of the learner
     # tcp://HOST:PORT of rank 0; empty: one host
     rendezvous: Annotated[str, OF_THE_MACHINE, REACHES_OUT] = ""
+    # What ranks share out: 1 the optimiser, 2 gradients too, 3 weights too
     zero_stage: Annotated[int, Meta(ge=0, le=3), CHANGEABLE] = 1
     hierarchical: Annotated[bool, OF_THE_MACHINE] = False  # ZeRO 3: a copy of weights on each host
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool = False  # activations are computed twice and few are kept
     # cpu: optimiser and averages in the host's memory; auto: where the GPUs would not hold them
     offload: Annotated[Literal["none", "cpu", "auto"], CHANGEABLE] = "none"
     micro_batch_tokens: Positive = 16384  # padded, per forward pass of a rank
     logprob_chunk_bytes: NonNegative = 0  # the largest piece of logits; 0: by device, `chunk_bytes`
-    threads: Positive = 1
-    batch_deadline_s: Seconds = 600.0
-    eval_deadline_s: Seconds = 600.0
+    threads: Positive = 1  # of each rank on a CPU
+    batch_deadline_s: Seconds = 600.0  # of the wait for a batch
+    eval_deadline_s: Seconds = 600.0  # of the wait for an evaluation
     step_deadline_s: Seconds = 300.0  # of a step, a checkpoint beside its bytes (`saving_s`)
 
     def __post_init__(self) -> None:
@@ -318,7 +324,7 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
 class Config(Section, frozen=True):
     """One run."""
 
-    seed: NonNegative = 0
+    seed: NonNegative = 0  # of questions' order, sampling and the learner
     run_dir: Annotated[str, OF_THE_MACHINE] = ""  # empty: runs/<config name>-<time>
     # Folder of the run's keys for tcp:// endpoints; empty: <run_dir>/keys
     keys: Annotated[InputPath, OF_THE_MACHINE, NAMES_SECRET] = ""

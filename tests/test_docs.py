@@ -106,10 +106,12 @@ def is_gauge(gauge: str) -> bool:
 
 
 def symptoms() -> list[str]:
-    """The messages in the table of what may be wrong with a cluster; … stands for anything."""
+    """The messages in the tables of what may be wrong; … stands for anything."""
     section = TEXT["cluster.md"].partition("## When something is wrong")[2].partition("\n## ")[0]
-    first = re.findall(r"^\| (.+?) \|", section, re.M)[1:]
-    return [said for cell in first for said in re.findall(r"`([^`]+)`", cell)]
+    tables = section + TEXT["troubleshooting.md"]
+    first = re.findall(r"^\| (`.+?) \|", tables, re.M)
+    said = [each for cell in first for each in re.findall(r"`([^`]+)`", cell) if " " in each]
+    return [each for each in said if each != "no signal" and not each.startswith("forage ")]
 
 
 def test_the_messages_of_a_page_are_printed() -> None:

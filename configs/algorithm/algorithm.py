@@ -31,13 +31,13 @@ class AlgorithmConfig(DivergenceConfig, frozen=True):
     rejection: Literal["none", "mean_k2", "mean_k3", "max_k2", "max_k3", "binary_kl", "opsm"] = (
         "none"
     )
-    rejection_bound: PositiveFloat | None = None
+    rejection_bound: PositiveFloat | None = None  # of `rejection`
     # The rate is multiplied by √(ESS / this) where the sample is worth less; null: never
     ess_base: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
-    entropy_coef: NonNegativeFloat = 0.0
+    entropy_coef: NonNegativeFloat = 0.0  # of a bonus for each token's entropy
     # Holds the likelihood of what did no harm (learner/algorithm/guard.py)
     guard: Literal["none", "action", "sequence"] = "none"
-    guard_coef: PositiveFloat | None = None
+    guard_coef: PositiveFloat | None = None  # of `guard`
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,17 +21,21 @@ class CorrectionConfig(Section, frozen=True):
     Raises ValueError where a field acts on nothing, or two contradict each other.
     """
 
+    # The loss of a token (docs/algorithms.md)
     objective: Literal["grpo", "cispo", "gspo", "dppo_tv", "reinforce"] = "grpo"
     # None: the objective's own (learner/algorithm/objectives.py)
     clip_low: NonNegativeFloat | None = None
-    clip_high: NonNegativeFloat | None = None
+    clip_high: NonNegativeFloat | None = None  # likewise, above 1
     ratio_cap: Annotated[float, Meta(gt=1.0)] | None = None  # grpo, gspo: dual clip; dppo_tv: cap
+    # The centre of the trust region, where both weights meet
     proximal: Literal["ema", "start_of_update", "behaviour"] = "ema"
     proximal_decay: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.5  # per step
+    # What is done to the weight of the centre over who sampled
     behaviour_weight: Literal["truncate", "mask", "none"] = "truncate"
+    # Of each token, or of a sequence: its product or geometric mean
     behaviour_level: Literal["token", "sequence", "geometric"] = "token"
-    behaviour_cap: PositiveFloat = 2.0
-    behaviour_floor: NonNegativeFloat = 0.0
+    behaviour_cap: PositiveFloat = 2.0  # the largest such weight
+    behaviour_floor: NonNegativeFloat = 0.0  # the least
     # None: the objective's own too
     reduction: Literal["token_mean", "sequence_mean", "constant_length"] | None = None
     constant_length_tokens: NonNegative = 0  # the denominator of "constant_length"

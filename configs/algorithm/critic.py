@@ -13,6 +13,7 @@ class CriticConfig(Section, frozen=True):
     where two fields contradict each other.
     """
 
+    # copy: a model of its own; policy: a head on the policy's
     on: Literal["copy", "policy"] = "copy"
     coef: PositiveFloat | None = None  # of its loss beside the policy's, on its trunk; null: .1
     lr: NonNegativeFloat = 1e-5  # on the policy's trunk, which has the learner's: the head's alone
@@ -22,7 +23,7 @@ class CriticConfig(Section, frozen=True):
     # How far from what it was before the batch a value's loss follows it; null: anywhere
     value_clip: PositiveFloat | None = None
     gamma: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0  # per action token
-    gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0
+    gae_lambda: Annotated[float, Meta(ge=0.0, le=1.0)] = 1.0  # 1: returns less values
 
     def __post_init__(self) -> None:
         if self.on == "copy" and self.coef is not None:

@@ -18,8 +18,8 @@ class DivergenceConfig(CorrectionConfig, frozen=True):
     Raises ValueError where a field acts on nothing.
     """
 
-    kl_coef: NonNegativeFloat = 0.0
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_coef: NonNegativeFloat = 0.0  # 0: no KL
+    kl_in: Literal["loss", "reward"] = "loss"  # where it is taken off
     # At the sampled token alone: k3++
     kl_estimator: Literal["k1", "k2", "k3", "k3++", "k5"] | None = None
     kl_top_k: NonNegative = 0  # above 0: summed over the anchor's k likeliest tokens instead
@@ -27,6 +27,7 @@ class DivergenceConfig(CorrectionConfig, frozen=True):
     kl_gradient: Literal["unbiased", "ema_pg"] | None = None  # unbiased; ema_pg: as it is printed
     kl_tail: bool | None = None  # true: beyond those k, estimated at the sampled token
     kl_weight: Literal["truncate", "none"] | None = None  # of what is sampled: truncate
+    # ema: an average of the weights; frozen: those of the start
     anchor: Literal["ema", "frozen", "none"] = "none"
     anchor_tau: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.9  # per period
     anchor_period: Positive = 10  # steps
