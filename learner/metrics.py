@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {
@@ -51,16 +51,28 @@ def _combine(name: str, values: list[float]) -> float:
 
 
 def evaluation_gauges(result: EvalResult) -> dict[str, float]:
-    """An evaluation as `eval/*`: greedy and sampled exact match, over all questions and by hops."""
-    sampled = {} if result.sampled_em is None else {"eval/sampled_em": result.sampled_em}
-    return sampled | {
-        "eval/em": result.em,
-        "eval/searches_per_rollout": result.searches,
-        "eval/questions": float(result.questions),
+    """An evaluation as `eval/*`: greedy and sampled exact match, over all questions and by hops,
+    and what else was scored; of each data set as `eval/SET/*`.
+    """
+    gauges = _set_gauges("eval", result) | {
         "eval/oldest_version": float(result.oldest_version),
         "eval/newest_version": float(result.newest_version),
         **{f"eval/em_hops_{hops}": em for hops, em in result.em_by_hops.items()},
         **{f"eval/sampled_em_hops_{hops}": em for hops, em in result.sampled_em_by_hops.items()},
+    }
+    for name, found in result.sets.items():
+        gauges |= _set_gauges(f"eval/{name}", found)
+    return gauges
+
+
+def _set_gauges(prefix: str, result: EvalResult | SetResult) -> dict[str, float]:
+    sampled = {} if result.sampled_em is None else {f"{prefix}/sampled_em": result.sampled_em}
+    return sampled | {
+        f"{prefix}/em": result.em,
+        f"{prefix}/searches_per_rollout": result.searches,
+        f"{prefix}/questions": float(result.questions),
+        **{f"{prefix}/{part}": mean for part, mean in result.parts.items()},
+        **{f"{prefix}/sampled_{part}": mean for part, mean in result.sampled_parts.items()},
     }
 
 
