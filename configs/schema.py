@@ -21,6 +21,7 @@ from configs.section import (
     CHANGEABLE,
     NAMES_SECRET,
     OF_THE_MACHINE,
+    ONE_OR_MORE,
     REACHES_OUT,
     RUNS_CODE,
     WRITES_THERE,
@@ -41,6 +42,7 @@ LEAST_SEGMENT_BYTES = 1 << 20  # of the event log
 SLOW_DISK_BYTES_PER_S = 100e6
 SLOW_SYNC_BYTES_PER_S = 200e6
 SLOW_DOWNLOAD_BYTES_PER_S = 1e6  # of a snapshot, by one actor; a slower link is not waited for
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 class ModelConfig(Section, frozen=True):
@@ -232,6 +234,10 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     best: Annotated[str, CHANGEABLE] = "em"  # what the best checkpoint is best in: PART or SET/PART
     checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
+    # Where the numbers go beside the event log; wandb and trackio need their packages
+    trackers: Annotated[tuple[TrackerName, ...], ONE_OR_MORE, CHANGEABLE] = ("tensorboard",)
+    tracker_project: Annotated[str, CHANGEABLE] = "forage"  # there
+    tracker_deadline_s: Annotated[Seconds, CHANGEABLE] = 10.0  # in which each must end
     baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"

@@ -1,5 +1,7 @@
 """Checks of what a run learns from, how it is followed, and which checkpoint is its best."""
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 
 from configs.rewards import ALWAYS_EVALUATED
@@ -67,4 +69,19 @@ def best(config: Config) -> Iterator[str]:
         yield f"{field}: questions.eval has no data set {name!r}, {known}: name another"
 
 
-CHECKS = (signal, best)
+def trackers(config: Config) -> Iterator[str]:
+    """Yield the trackers whose packages are not here."""
+    named = list(config.learner.trackers)
+    for name in named:
+        spec = importlib.util.find_spec(name)
+        if name != "tensorboard" and (spec is None or spec.origin is None):  # a folder of its name
+            yield (
+                f"learner.trackers = {named!r}: {name} is not installed here: {sys.executable} -m "
+                f"pip install {name}, or leave it out"
+            )
+    if not config.learner.tracker_project.strip():
+        project = config.learner.tracker_project
+        yield f"learner.tracker_project = {project!r} is no name: give one, or leave it out"
+
+
+CHECKS = (signal, best, trackers)

@@ -25,7 +25,7 @@ from replay.questions import left_out
 from replay.trajectory import Question, Search
 from scripts import cli
 from scripts.fleet import launch
-from scripts.setup import gpu_memory, preflight
+from scripts.setup import gpu_memory, learning, preflight
 from scripts.setup.resolve import resolve
 from tests.replay.conftest import record_searches
 from tests.retrieval_server.conftest import CONTENTS, serving
@@ -71,6 +71,18 @@ def test_a_best_that_no_evaluation_tells_is_refused(
     assert str(raised.value).startswith("learner.best = ") and words in str(raised.value)
     told = {"questions.eval": str(sets), "learner.best": "other/f1"}
     preflight.check(config(good | told))
+
+
+def test_a_tracker_whose_package_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = config({"learner.trackers": "[tensorboard, wandb, trackio]"})
+    monkeypatch.setattr(learning.importlib.util, "find_spec", lambda name: None)
+    told = list(learning.trackers(named))
+    assert [line.split("is not installed here: ")[1].split(" -m ")[1] for line in told] == [
+        f"pip install {name}, or leave it out" for name in ("wandb", "trackio")
+    ]
+    assert list(learning.trackers(config({}))) == []
+    (nameless,) = learning.trackers(config({"learner.tracker_project": "' '"}))
+    assert nameless.startswith("learner.tracker_project = ' ' is no name")
 
 
 def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from msgspec import structs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics import Metrics, aggregate, evaluation_gauges
+from configs.load import parse
+from learner.metrics.metrics import Metrics, aggregate, evaluation_gauges, told_config
 from replay.protocol import EvalResult, SetResult
 
 RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 0.0}, 1.5, 18, 20)
@@ -67,3 +68,20 @@ def test_each_data_set_has_gauges_of_its_own() -> None:
         "eval/nq/questions": 3.0,
         "eval/nq/searches_per_rollout": 1.0,
     }
+
+
+def test_without_tensorboard_there_are_no_event_files(tmp_path: Path) -> None:
+    with Metrics(tmp_path, config=parse("", ["learner.trackers=[]"], "")) as metrics:
+        metrics.write(1, {"learner/loss": 0.5})
+    assert list(tmp_path.iterdir()) == [] and metrics.gauges() == {}
+
+
+def test_no_tracker_is_told_what_may_be_a_secret() -> None:
+    overrides = (
+        "retrieval.url=http://me:hunter2@host",
+        "retrieval.token_file=/keys/token",
+        "seed=7",
+    )
+    told = told_config(parse("", overrides, ""))
+    assert told["seed"] == 7 and told["learner.lr"] == 1e-6
+    assert "hunter2" not in str(told) and "/keys" not in str(told)

@@ -1,15 +1,22 @@
-"""TensorBoard files in `<run_dir>/tensorboard`, and one number of a fleet's gauges by name.
+"""A run's numbers: one of a fleet's gauges by name, an evaluation's, and where they go."""
 
-No other module writes TensorBoard.
-"""
-
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
+import msgspec
 
+from configs.load import leaves, marked
+from configs.runtime.files import write_json
+from configs.schema import Config
+from configs.section import NAMES_SECRET, REACHES_OUT, RUNS_CODE
+from learner.metrics.relay import Relay
+from learner.metrics.tensorboard import TensorBoard
+from learner.metrics.tracker import Opening
 from replay.protocol import EvalResult, SetResult
 
+ID_FILE = "tracker.json"  # in the run's directory: the id under which trackers know it
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {
     "requests",
@@ -77,13 +84,22 @@ def _set_gauges(prefix: str, result: EvalResult | SetResult) -> dict[str, float]
 
 
 class Metrics:
-    """The run's event files; use as a context manager."""
+    """The run's numbers, handed to its trackers; use as a context manager."""
 
-    def __init__(self, run_dir: str | Path, purge_step: int | None = None) -> None:
-        """`purge_step` hides what an earlier process of the run wrote at that step and after it."""
-        self._writer = SummaryWriter(
-            str(Path(run_dir) / "tensorboard"), purge_step=purge_step, flush_secs=10
-        )
+    def __init__(
+        self,
+        run_dir: str | Path,
+        purge_step: int | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Without `config`, TensorBoard alone. `purge_step` hides there what an earlier process of
+        the run wrote at that step and after it.
+        """
+        names = dict.fromkeys(config.learner.trackers if config else ("tensorboard",))
+        self._board = TensorBoard(run_dir, purge_step) if "tensorboard" in names else None
+        others = [name for name in names if name != "tensorboard"]
+        opening = _opening(Path(run_dir), config) if config and others else None
+        self._relays = [Relay(name, opening) for name in others if opening]
 
     def __enter__(self) -> "Metrics":
         return self
@@ -93,18 +109,53 @@ class Metrics:
 
     def write(self, step: int, gauges: Mapping[str, float]) -> None:
         """Write numbers by name at a step."""
-        for name, value in gauges.items():
-            self._writer.add_scalar(name, value, step)
+        if self._board:
+            self._board.write(step, gauges)
+        for relay in self._relays:
+            relay.write(step, gauges)
 
     def evaluation(self, result: EvalResult) -> None:
         """Write an evaluation at its step."""
         self.write(result.step, evaluation_gauges(result))
         self.flush()
 
+    def gauges(self) -> dict[str, float]:
+        """How many writes each tracker did not get."""
+        return {
+            f"learner/{relay.name}_dropped_count": float(relay.dropped) for relay in self._relays
+        }
+
     def flush(self) -> None:
-        """Hand everything to the operating system: what is flushed outlives this process."""
-        self._writer.flush()
+        """Hand the event files to the operating system: what is flushed outlives this process."""
+        if self._board:
+            self._board.flush()
 
     def close(self) -> None:
-        """Flush and close."""
-        self._writer.close()
+        """Flush and close; a tracker has `learner.tracker_deadline_s` to end."""
+        if self._board:
+            self._board.close()
+        for relay in self._relays:
+            relay.close()
+
+
+def told_config(config: Config) -> dict[str, Any]:
+    """The fields of a configuration, by dotted names, that are no secret's: none that runs code,
+    names a secret or an address, for these may hold one.
+    """
+    kept_back = {field for mark in (NAMES_SECRET, REACHES_OUT, RUNS_CODE) for field in marked(mark)}
+    found = leaves(msgspec.to_builtins(config))
+    return {field: value for field, value in found if field not in kept_back}
+
+
+def _opening(run_dir: Path, config: Config) -> Opening:
+    path = run_dir / ID_FILE
+    if not path.exists():
+        write_json(path, secrets.token_hex(4))
+    return Opening(
+        project=config.learner.tracker_project,
+        name=run_dir.resolve().name,
+        id=msgspec.json.decode(path.read_bytes(), type=str),
+        folder=str(run_dir),
+        config=told_config(config),
+        deadline_s=config.learner.tracker_deadline_s,
+    )
