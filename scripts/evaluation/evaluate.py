@@ -17,11 +17,13 @@ from configs.runtime.files import write_durably
 from configs.runtime.signals import Interrupt
 from replay.trajectory import Sampling
 from scripts.evaluation import engine
+from scripts.evaluation.against import Other, other_of, unlike
 from scripts.evaluation.engine import Evaluation, RollOut, Stopped
+from scripts.evaluation.paired import compared
 from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, planned
 from scripts.evaluation.report import figures_of
-from scripts.evaluation.rows import FILE_NAME, Asked, Rows
-from scripts.evaluation.tables import Bars, details_table, scores_table
+from scripts.evaluation.rows import FILE_NAME, Asked, Row, Rows
+from scripts.evaluation.tables import Bars, details_table, paired_table, scores_table
 from scripts.terminal import chatter_to, clean
 
 REPORT = "report.json"
@@ -31,7 +33,26 @@ _WIDTH = 180  # of tables that go into a file
 def evaluate(options: EvaluateOptions) -> None:
     """Check, make what is left, report. Raises ConfigError, Stopped, OSError, KeyboardInterrupt."""
     plan = planned(options)
-    agree(plan.folder, plan.settings)
+    other = other_of(options, plan)
+    for each in (plan, *([other.plan] if other and other.plan else ())):
+        agree(each.folder, each.settings)
+    rows = finished(plan, options)
+    report = reported(plan, rows)
+    if other:
+        theirs = finished(other.plan, options) if other.plan else other.rows
+        report["against"] = against(plan, other, rows, theirs)
+    for path in filter(None, (plan.folder / REPORT, options.json)):
+        write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
+    console = Console()
+    wide = console if console.is_terminal else Console(width=_WIDTH)
+    wide.print(scores_table(report), "", details_table(report), sep="\n")
+    if other:
+        wide.print("", paired_table(report), sep="\n")
+    console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
+
+
+def finished(plan: Plan, options: EvaluateOptions) -> dict[Asked, Row]:
+    """Every row of a plan, made where it is not there yet. Raises what `evaluate` does."""
     with Rows(plan.folder / FILE_NAME) as rows:
         check_rows(plan, rows)
         try:
@@ -40,13 +61,20 @@ def evaluate(options: EvaluateOptions) -> None:
             cause = f"{error}: " if isinstance(error, KeyboardInterrupt) else ""
             print(f"{cause}{_progress(plan, rows)}; to go on: {command_of(options)}", flush=True)
             raise
-        report = reported(plan, rows)
-    for path in filter(None, (plan.folder / REPORT, options.json)):
-        write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
-    console = Console()
-    wide = console if console.is_terminal else Console(width=_WIDTH)
-    wide.print(scores_table(report), "", details_table(report), sep="\n")
-    console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
+        return rows.by_rollout
+
+
+def against(
+    plan: Plan, other: Other, rows: Mapping[Asked, Row], theirs: Mapping[Asked, Row]
+) -> dict[str, Any]:
+    """The comparison with another evaluation, as the report has it."""
+    return {
+        "name": other.name,
+        "model": other.settings.model,
+        "weights": other.settings.weights,
+        "unlike": unlike(plan, other),
+        "methods": compared(plan.sets, list(plan.configs), plan.samples, rows, theirs),
+    }
 
 
 def make(plan: Plan, rows: Rows) -> None:
@@ -89,7 +117,7 @@ def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Ba
     return ask
 
 
-def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
+def reported(plan: Plan, rows: Mapping[Asked, Row]) -> dict[str, Any]:
     """The report of a finished evaluation."""
     return {
         "name": plan.name,
@@ -100,7 +128,7 @@ def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
         "exact": plan.exact,
         "seed": plan.config.seed,
         "sets": {each.name: str(each.path) for each in plan.sets},
-        "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows.by_rollout),
+        "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows),
         "settings": plan.settings.values,
     }
 

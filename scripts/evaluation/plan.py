@@ -21,7 +21,7 @@ from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
 from configs.trust import EVALUATING, TRUSTING
-from replay.question_files import QuestionsError, question_files, question_rows
+from replay.question_files import QuestionsError, question_files
 from replay.questions import load_questions
 from replay.trajectory import Question
 from scripts.evaluation.model_files import digest
@@ -94,6 +94,7 @@ class EvaluateOptions(Options):
     samples: int = option("of each question: Avg@k and Pass@k", default=1, metavar="N", least=1)
     limit: int = option("only the first N questions of each set", default=0, metavar="N")
     exact: bool = option("one rollout at a time: the same numbers to the bit", default=False)
+    against: str | None = option("compare with it, or an evaluation's folder", metavar="MODEL")
     out: Path | None = option("default: one in evaluations/, by the settings", metavar="FOLDER")
     json: Path | None = option("write the report there too", metavar="FILE")
 
@@ -245,7 +246,7 @@ def agree(folder: Path, settings: Settings) -> None:
     path, out = folder / SETTINGS, f"--out {str(folder)!r}"
     try:
         if path.exists():
-            if unequal := settings.differences(_recorded(path)):
+            if unequal := settings.differences(recorded(path)):
                 raise ConfigError(
                     f"{out} holds another evaluation: {'; '.join(unequal)}: give back what it was "
                     "begun with, or name another folder"
@@ -258,7 +259,8 @@ def agree(folder: Path, settings: Settings) -> None:
         raise ConfigError(f"{out}: {error.strerror}: name a folder that can be written") from error
 
 
-def _recorded(path: Path) -> Settings:
+def recorded(path: Path) -> Settings:
+    """The settings that a folder was begun with. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Settings)
     except (OSError, msgspec.DecodeError) as error:
@@ -301,9 +303,8 @@ def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
         raise ConfigError(f"--sets {given}: {str(path)!r}: no file there: {remedy}")
     sets: dict[str, list[Question]] = {}
     try:
-        rows = (raw for _, raw in question_rows(path))
-        for question, raw in zip(load_questions(path, columns=columns), rows, strict=True):
-            sets.setdefault(name or _source(raw) or otherwise, []).append(question)
+        for question in load_questions(path, columns=columns):
+            sets.setdefault(name or question.source or otherwise, []).append(question)
     except QuestionsError as error:
         raise ConfigError(f"--sets {given}: {error}") from error
     for found, questions in sets.items():
@@ -318,11 +319,6 @@ def _named(given: str) -> tuple[str, Path, str]:
     local = hub.questions("--sets", value)
     otherwise = Path(local).stem if local == value else re.split("[/:@]", value)[1]
     return name, Path(local), otherwise
-
-
-def _source(raw: Any) -> str:
-    source = raw.get("data_source")
-    return source if isinstance(source, str) else ""
 
 
 def configured(
