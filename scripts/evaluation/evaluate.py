@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +19,7 @@ from configs.runtime.signals import Interrupt
 from replay.trajectory import Sampling
 from scripts.evaluation import engine
 from scripts.evaluation.against import Other, other_of, unlike
-from scripts.evaluation.engine import Evaluation, RollOut, Stopped
+from scripts.evaluation.engine import Evaluation, RollOut, Stopped, spread
 from scripts.evaluation.paired import compared
 from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, planned
 from scripts.evaluation.report import figures_of
@@ -39,16 +40,23 @@ def evaluate(options: EvaluateOptions) -> None:
     rows = finished(plan, options)
     report = reported(plan, rows)
     if other:
-        theirs = finished(other.plan, options) if other.plan else other.rows
+        theirs = other.rows
+        if other.plan:
+            theirs = finished(other.plan, options)
+            _write(other.plan.folder / REPORT, reported(other.plan, theirs))
         report["against"] = against(plan, other, rows, theirs)
     for path in filter(None, (plan.folder / REPORT, options.json)):
-        write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
+        _write(path, report)
     console = Console()
     wide = console if console.is_terminal else Console(width=_WIDTH)
     wide.print(scores_table(report), "", details_table(report), sep="\n")
     if other:
         wide.print("", paired_table(report), sep="\n")
     console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
 
 
 def finished(plan: Plan, options: EvaluateOptions) -> dict[Asked, Row]:
@@ -89,7 +97,7 @@ def make(plan: Plan, rows: Rows) -> None:
     with Interrupt(polled=True) as interrupt, chatter_to(log) as terminal, Bars(terminal) as bars:
         try:
             ask = asking(plan, rows, todo, bars)
-            asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt))
+            asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt, plan.engines))
         except (Stopped, asyncio.CancelledError, KeyboardInterrupt) as error:
             if interrupt.cause:
                 raise KeyboardInterrupt(f"interrupted by {interrupt.cause}") from error
@@ -101,15 +109,15 @@ def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Ba
     questions = {(each.name, q.id): q for each in plan.sets for q in each.questions}
     actors, sampling = plan.config.actors, Sampling(plan.temperature, plan.config.seed)
 
-    async def ask(name: str, roll_out: RollOut) -> None:
+    async def ask(name: str, roll_outs: Sequence[RollOut]) -> None:
         asked, missing = plan.asked[name], set(todo[name])
         done = [rows.by_rollout[each] for each in asked if each not in missing]
         evaluation = Evaluation(
-            roll_out,
+            spread(roll_outs),
             questions,
             rows,
             sampling,
-            in_flight=1 if plan.exact else actors.slots,
+            in_flight=len(roll_outs) * (1 if plan.exact else actors.slots),
             deadline_s=actors.rollout_deadline_s,
         )
         await evaluation.run(todo[name], bars.begin(name, len(asked), done))

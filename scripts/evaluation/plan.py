@@ -27,7 +27,7 @@ from replay.trajectory import Question
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
-from scripts.setup import hub, model_source, preflight
+from scripts.setup import gpu_memory, hub, model_source, preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find
 from scripts.setup.overrides import fields_of
@@ -95,11 +95,14 @@ class EvaluateOptions(Options):
     limit: int = option("only the first N questions of each set", default=0, metavar="N")
     exact: bool = option("one rollout at a time: the same numbers to the bit", default=False)
     against: str | None = option("compare with it, or an evaluation's folder", metavar="MODEL")
+    engines: int = option("default: one, on GPUs as many as they hold", default=0, metavar="N")
     out: Path | None = option("default: one in evaluations/, by the settings", metavar="FOLDER")
     json: Path | None = option("write the report there too", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.engines < 0:
+            raise ConfigError(f"--engines {self.engines}: give 0 (as many as fit) or more")
         if self.limit < 0:
             raise ConfigError(f"--limit {self.limit}: give 0 (every question) or more")
         if not 0.0 <= self.temperature < float("inf"):
@@ -161,6 +164,7 @@ class Plan:
     exact: bool
     settings: Settings
     folder: Path
+    engines: int = 1  # 0: as many as fit
 
     @property
     def asked(self) -> dict[str, list[Asked]]:
@@ -183,6 +187,7 @@ def planned(options: EvaluateOptions) -> Plan:
     for name, config in configs.items():  # the source of passages is checked once
         preflight.check_rollouts(config, searches=name == searching)
     shared = _prepared(base, found.folder, options.exact)
+    _require_gpus(options.engines, shared)
     weights = digest(found.folder)
     settings = Settings.of(shared, weights, options.temperature, options.exact)
     known = msgspec.json.encode([settings.weights, settings.values])
@@ -201,6 +206,7 @@ def planned(options: EvaluateOptions) -> Plan:
         exact=options.exact,
         settings=settings,
         folder=folder,
+        engines=options.engines,
     )
 
 
@@ -239,6 +245,15 @@ def _prepared(config: Config, model: Path, exact: bool) -> Config:
     )
     prepared = with_absolute_paths(hub.with_hub_paths(prepared, ("retrieval.encoder",)))
     return fitted_alone(prepared)
+
+
+def _require_gpus(engines: int, config: Config) -> None:
+    gpus, workers = len(gpu_memory.totals()), config.actors.tensor_parallel
+    if gpus and engines > (most := gpus // workers):
+        raise ConfigError(
+            f"--engines {engines}: each takes actors.tensor_parallel = {workers} of {gpus} GPUs "
+            f"here: give at most {most}"
+        )
 
 
 def agree(folder: Path, settings: Settings) -> None:

@@ -48,7 +48,7 @@ def go_on(plan: Plan, rows: Rows) -> Answering:
     with Bars() as bars:
         ask = evaluate.asking(plan, rows, todo, bars)
         for name in plan.configs:
-            asyncio.run(ask(name, answering))
+            asyncio.run(ask(name, [answering]))
     return answering
 
 
