@@ -217,10 +217,8 @@ def read_questions(
             refuse(number, fault)
             continue
         if question.id in seen:
-            raise QuestionsError(
-                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
-                "give each row its own id or leave id out"
-            )
+            lines = f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too"
+            raise QuestionsError(f"{lines}; give each row its own id or leave id out")
         seen[question.id] = number
         if of_each and taken[question.source] == of_each:
             continue
@@ -229,9 +227,15 @@ def read_questions(
         if len(questions) == limit:
             break
     file = QuestionFile(tuple(questions), unusable, tuple(map(str, faults)))
-    if unusable > len(seen):
+    return _usable(path, file, len(seen), faults)
+
+
+def _usable(
+    path: Path, file: QuestionFile, sound: int, faults: Sequence[QuestionsError]
+) -> QuestionFile:
+    if file.unusable > sound:
         raise QuestionsError(f"{file.told()}{_remedy(faults[0])}")
-    if not questions:
+    if not file.questions:
         raise QuestionsError(f"{path}: no questions; {WANTED_ROW}")
     return file
 

@@ -136,8 +136,7 @@ def build(
     fleet: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
     """Fold the run's log into the summary; `fleet` holds each actor's last gauges."""
-    path = Path(config.run_dir) / "events.log"
-    fold = RunFold(read(path) if path.exists() else ())
+    fold = RunFold(read(path) if (path := Path(config.run_dir) / "events.log").exists() else ())
     start = fold.evaluations[min(fold.evaluations)] if fold.evaluations else None
     final = fold.evaluations.get(config.learner.total_steps)  # of the last version alone
     train_wall_s = fold.train_wall_s
