@@ -185,7 +185,8 @@ def test_samples_of_an_average_are_counted_question_by_question(
     assert len({answer[:1] for answer in answers(out).values()}) > 1
 
 
-@pytest.mark.timeout(1200)
+@pytest.mark.soak("evaluation")
+@pytest.mark.timeout(1500)
 def test_two_engines_share_the_work_and_two_checkpoints_are_compared(
     start: Start, run: Path, tmp_path: Path
 ) -> None:
