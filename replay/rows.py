@@ -148,6 +148,8 @@ def _source(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> str
     """Return the name of a row's data set; '' where it says none."""
     column = columns.source
     found = _column(raw, column, where, "source") if column else raw.get("data_source")
+    if column and isinstance(found, int):
+        found = str(found)
     if found is None or not (column or isinstance(found, str)):
         return ""
     if isinstance(found, str) and len(found) <= MOST_SOURCE and (found.isprintable() or not found):

@@ -445,6 +445,9 @@ def test_another_column_may_name_the_data_set(tmp_path: Path) -> None:
     path = written(tmp_path, row(id=1, about={"kind": "film"}), row(id=1, about={"kind": "book"}))
     found = load_questions(path, columns=QuestionColumns(source="about.kind"))
     assert [(each.id, each.source) for each in found] == [("film/1", "film"), ("book/1", "book")]
+    hops = load_questions(written(tmp_path, row(hops=2)), columns=QuestionColumns(source="hops"))
+    assert hops[0].source == "2", "a number is a name"
+    path = written(tmp_path, row(id=1, about={"kind": "film"}))
     with pytest.raises(QuestionsError, match=r"no column 'kind' \(questions\.columns\.source\)"):
         load_questions(path, columns=QuestionColumns(source="kind"))
 
