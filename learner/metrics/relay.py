@@ -7,7 +7,9 @@ said once. Only `close` waits, no longer than the deadline.
 import contextlib
 import logging
 import math
+import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -67,8 +69,10 @@ class Relay:
                 self._waiting.put(None, timeout=_POLL_S)
                 self._writer.join(max(0.0, until - time.monotonic()))
         if self._writer.is_alive():
-            self._process.kill()  # its end ends what is written to it
-            self._writer.join()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            # Its end ends what is written to it, unless a process of its own still holds the pipe.
+            self._writer.join(_POLL_S)
         end_child(self._process, max(0.0, until - time.monotonic()))
         if self._process.returncode:
             log.warning(

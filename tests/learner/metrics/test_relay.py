@@ -11,7 +11,11 @@ from learner.metrics.relay import Relay
 from learner.metrics.tracker import Opening
 
 COPY = "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer, open(sys.argv[1], 'wb'))"
-HANG = "import time; time.sleep(600)"
+# Its own child, in a session of its own, keeps the pipe open that nobody reads.
+HANG = (
+    "import subprocess, time; subprocess.Popen(['sleep', '8'], start_new_session=True); "
+    "time.sleep(600)"
+)
 
 
 def opening(deadline_s: float) -> Opening:
