@@ -27,7 +27,7 @@ CLIENTS = (
 SITE = REPOSITORY / ".cache" / f"trackers-{sys.version_info.minor}-{CLIENTS[0]}-{CLIENTS[4]}"
 BLOCK = 32768  # of a log of LevelDB's, in which wandb keeps its records
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_run_and_its_resumption_are_one_run(offline: Path) -> None:
     run_dir = offline / "first"
     run_dir.mkdir()
-    asked = ["learner.trackers=[wandb,trackio]", "learner.tracker_deadline_s=50"]
+    asked = ["learner.trackers=[wandb,trackio]", "learner.tracker_deadline_s=120"]
     config = parse("", [*asked, "learner.tracker_project=mine", "seed=7"], "")
     for resumed, steps in ((None, (1, 2)), (3, (3, 1))):
         with Metrics(run_dir, resumed, config) as metrics:
