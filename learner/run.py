@@ -19,7 +19,7 @@ from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
 from learner.health.sentinels import Sentinels
-from learner.metrics import Metrics, aggregate
+from learner.metrics.metrics import Metrics, aggregate
 from replay.clients.learner import BatchReader
 from replay.protocol import Batch, EvalResult, Stop
 from weight_sync.buckets import InTurn
@@ -148,6 +148,7 @@ class Run:
             **self.publisher.gauges(),
             "learner/wait_for_batch_s": self.reader.wait_for_batch_s,
             "learner/wait_for_oldest_s": self.reader.wait_for_oldest_s,
+            **self.metrics.gauges(),
             **gauges,
         }
         told, why = self.sentinels.judge(self.step, gauges)

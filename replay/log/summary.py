@@ -5,10 +5,12 @@ summarised from the lengths of its arrays; any other is decoded, which says what
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
+from configs.rewards import EVALUATED
 from replay.codec import WireTrajectory, decode_trajectory, decode_wire
 from replay.protocol import CodecError
 from replay.trajectory import Kind, Trajectory
@@ -22,6 +24,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `reward` None means unscorable, by `reward_cause`; `malformed` of `turns` actions were
     malformed; versions are those of the sampled tokens; the turns are those of all `sequences`.
+    `parts`: what an evaluation's rollout was scored by, each that is a finite number.
     """
 
     group_id: int
@@ -37,6 +40,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     newest_version: int
     reward_cause: str = ""
     sequences: int = 1
+    parts: dict[str, float] = {}
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -65,6 +69,7 @@ def summarise(trajectory: Trajectory) -> Summary:
         newest_version=newest_version,
         reward_cause=trajectory.reward_cause,
         sequences=len(trajectory.sequences),
+        parts=_parts(trajectory.kind, trajectory.reward_parts),
     )
 
 
@@ -96,7 +101,14 @@ def _summarise(wire: WireTrajectory) -> Summary:
         oldest_version=oldest,
         newest_version=newest,
         sequences=len(wire.sequences),
+        parts=_parts(wire.kind, wire.reward_parts),
     )
+
+
+def _parts(kind: Kind, parts: Mapping[str, float]) -> dict[str, float]:
+    if kind == "train":
+        return {}
+    return {name: parts[name] for name in EVALUATED if math.isfinite(parts.get(name, math.nan))}
 
 
 def _span(versions: bytes) -> tuple[int, int]:

@@ -94,6 +94,9 @@ class Written(dict[int, dict[str, float]]):
     def evaluation(self, result: EvalResult) -> None:
         self.evaluations += (result.step,)
 
+    def gauges(self) -> dict[str, float]:
+        return {"learner/wandb_dropped_count": 0.0}
+
     def flush(self) -> None: ...
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.runs.record.facts import Kind, Summary
+from scripts.runs.record.facts import PARTS, Kind, Summary
 
 _VERSION = np.dtype("<i4")
 _TOKEN_BYTES = 4
@@ -109,6 +109,7 @@ def rollout_of(payload: bytes) -> Rollout:
         newest_version=max(newest for _, newest in spans),
         reward_cause=found.reward_cause if found.reward is None else "",
         sequences=len(found.sequences),
+        parts=_parts_of(found) if found.kind == "eval" else {},
     )
     sampling = found.sampling
     return Rollout(
@@ -124,6 +125,11 @@ def rollout_of(payload: bytes) -> Rollout:
 
 def _versions(sequence: _Sequence) -> NDArray[np.int32]:
     return np.frombuffer(b"".join([turn.policy_versions for turn in sequence.turns]), _VERSION)
+
+
+def _parts_of(found: _Payload) -> dict[str, float]:
+    parts = found.reward_parts
+    return {name: parts[name] for name in PARTS if name in parts and math.isfinite(parts[name])}
 
 
 def _faults(found: _Payload) -> Iterator[str]:
