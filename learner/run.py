@@ -19,7 +19,7 @@ from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
 from learner.health.sentinels import Sentinels
-from learner.metrics import Metrics, aggregate
+from learner.metrics.metrics import Metrics, aggregate
 from replay.clients.learner import BatchReader
 from replay.protocol import Batch, EvalResult, Stop
 from weight_sync.buckets import InTurn
@@ -98,6 +98,7 @@ class Run:
         self.step = batch.step
         seconds = time.perf_counter() - begun
         rate = gauges["learner/tokens"] / seconds
+        self.metrics.trained(self.step, shares, gauges)
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
     def publish(self) -> None:
@@ -154,6 +155,8 @@ class Run:
         gauges |= told
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
+        if self.step % self.config.learner.eval_every == 0:
+            self.metrics.rollouts(batch, self.tokenizer)
         for result in batch.evaluations:
             self._evaluated(result)
         log.info(

@@ -101,14 +101,14 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
     _prepare_torch(config)
     from learner.evaluations import Evaluations
     from learner.health.sentinels import Sentinels
-    from learner.metrics import Metrics
+    from learner.metrics.metrics import Metrics
     from learner.run import Run, draw_probe
 
     addresses = Addresses.of(config)
     with (
         _publisher(config, incarnation, addresses.weight_sync) as publisher,
         _reader(config, incarnation, addresses.replay) as reader,
-        Metrics(config.run_dir, purge_step=step + 1 if resume else None) as metrics,
+        Metrics(config.run_dir, step + 1 if resume else None, config) as metrics,
     ):
         trainer, tokenizer = _load(config, found)
         run = Run(

@@ -39,7 +39,7 @@ from scripts.warm_start.demonstrations import Demonstration, read_files, read_ru
 from scripts.warm_start.ranks import joining, other_ranks
 
 if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
-    from learner.metrics import Metrics
+    from learner.metrics.metrics import Metrics
     from learner.trainer import Trainer
 
 MOST_EPOCHS = 1_000_000
@@ -283,7 +283,7 @@ def start(plan: Plan, out: OutputFolder, stack: contextlib.ExitStack, console: C
     """Start the other ranks, and load the model on all of them."""
     import torch
 
-    from learner.metrics import Metrics
+    from learner.metrics.metrics import Metrics
     from learner.ranks.leader import lead
 
     config, folder = plan.config, out.path

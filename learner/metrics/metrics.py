@@ -1,14 +1,16 @@
-"""TensorBoard files in `<run_dir>/tensorboard`, and one number of a fleet's gauges by name.
+"""A run's numbers: one of a fleet's gauges by name, an evaluation's, and where they go."""
 
-No other module writes TensorBoard.
-"""
-
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+from transformers import PreTrainedTokenizerBase
 
-from replay.protocol import EvalResult
+from configs.schema import Config
+from learner.batch import TrainingBatch
+from learner.metrics.histograms import histograms
+from learner.metrics.samples import samples
+from learner.metrics.tensorboard import TensorBoard
+from replay.protocol import Batch, EvalResult
 
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
 COUNTERS = {
@@ -65,13 +67,18 @@ def evaluation_gauges(result: EvalResult) -> dict[str, float]:
 
 
 class Metrics:
-    """The run's event files; use as a context manager."""
+    """The run's numbers, handed to TensorBoard; use as a context manager."""
 
-    def __init__(self, run_dir: str | Path, purge_step: int | None = None) -> None:
-        """`purge_step` hides what an earlier process of the run wrote at that step and after it."""
-        self._writer = SummaryWriter(
-            str(Path(run_dir) / "tensorboard"), purge_step=purge_step, flush_secs=10
-        )
+    def __init__(
+        self,
+        run_dir: str | Path,
+        purge_step: int | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """`purge_step` hides what an earlier process of the run wrote at that step and after it.
+        With the run's `config` come the charts of the layout and the hyper-parameters.
+        """
+        self._board = TensorBoard(run_dir, purge_step, config)
 
     def __enter__(self) -> "Metrics":
         return self
@@ -81,18 +88,28 @@ class Metrics:
 
     def write(self, step: int, gauges: Mapping[str, float]) -> None:
         """Write numbers by name at a step."""
-        for name, value in gauges.items():
-            self._writer.add_scalar(name, value, step)
+        self._board.write(step, gauges)
+
+    def trained(
+        self, step: int, shares: Sequence[TrainingBatch], gauges: Mapping[str, float]
+    ) -> None:
+        """Write the histograms of a step that was trained."""
+        self._board.histograms(step, histograms(shares, gauges))
+
+    def rollouts(self, batch: Batch, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write a few rollouts of the batch of a step, as text."""
+        self._board.texts("rollouts", batch.step, samples(batch, tokenizer))
 
     def evaluation(self, result: EvalResult) -> None:
         """Write an evaluation at its step."""
         self.write(result.step, evaluation_gauges(result))
+        self._board.result(result.step, {"final/em": result.em})
         self.flush()
 
     def flush(self) -> None:
         """Hand everything to the operating system: what is flushed outlives this process."""
-        self._writer.flush()
+        self._board.flush()
 
     def close(self) -> None:
         """Flush and close."""
-        self._writer.close()
+        self._board.close()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics import Metrics, aggregate
+from learner.metrics.metrics import Metrics, aggregate
 from replay.protocol import EvalResult
 
 RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 0.0}, 1.5, 18, 20)

@@ -1,0 +1,1 @@
+"""The numbers of a run, and the trackers that show them."""
