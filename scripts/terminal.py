@@ -27,7 +27,8 @@ from rich.table import Column, Table
 from configs.runtime.text import clean as clean
 
 FILE_WIDTH = 80  # of lines that every run has, where they go to no terminal
-FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
+FIRST_S = 5.0  # without a terminal: what is over sooner has no line
+EVERY_S = 5.0  # between two lines of one job
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
 T = TypeVar("T")
 
