@@ -45,8 +45,10 @@ _ELSEWHERE = {
     "actors.max_turns": ("max_searches", "num_turns", "turns"),
     "actors.kv_cache_bytes": ("gpu_memory_utilization", "kv_cache", "cache_size"),
     "actors.engine": ("engine_args", "engine_kwargs", "vllm", "vllm_args", "vllm_kwargs"),
+    "learner.best": ("metric_for_best_model", "best_metric", "monitor"),
     "learner.lora.alpha": ("lora_alpha",),
     "learner.lora.layers": ("target_modules", "lora_target_modules", "lora_layers"),
+    "learner.trackers": ("report_to", "logger", "loggers", "tracking"),
     "learner.lora.rank": ("lora", "lora_r", "lora_rank", "peft"),
     "model.max_model_len": ("max_length", "max_len", "max_seq_len", "max_seq_length", "context"),
     "model.path": ("model", "model_name", "model_name_or_path", "model_path", "pretrained"),
@@ -67,7 +69,8 @@ _OF_ENGINE = (
 )  # fmt: skip
 _OURS = {theirs: field for field, names in _ELSEWHERE.items() for theirs in names}
 _NOT_YET = {
-    ("wandb", "mlflow"): (
+    ("wandb", "trackio"): "set learner.trackers=[tensorboard,wandb], or trackio in its place",
+    ("mlflow", "comet", "neptune"): (
         "not supported yet: leave it out; curves: tensorboard --logdir runs, forage plot"
     ),
     ("pipeline", "pp"): "engines share a model out by tensors alone: see actors.tensor_parallel",

@@ -6,7 +6,7 @@ weight is ever negative. Every section refuses what would act on nothing.
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,6 +15,7 @@ from configs.prompts import JUDGE_PROMPT
 from configs.section import (
     NAMES_SECRET,
     OF_THE_MACHINE,
+    ONE_OR_MORE,
     REACHES_OUT,
     RUNS_CODE,
     InputPath,
@@ -27,6 +28,12 @@ from configs.section import (
 )
 
 _PENALTIES = ("search_cost", "avoidance")
+ALWAYS_EVALUATED = ("em", "f1", "substring")  # each costs nothing
+FurtherPart = Literal[
+    "format", "retrieval_hit", "search_cost", "avoidance", "environment", "similarity", "judge",
+    "custom",
+]  # fmt: skip
+EVALUATED = (*ALWAYS_EVALUATED, *get_args(FurtherPart))  # every part that evaluations may tell
 _OF_ANSWERS = ("em", "substring", "f1", "retrieval_hit", "similarity")
 _ENTRY_POINT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
@@ -113,7 +120,8 @@ class SimilarityConfig(Section, frozen=True):
 
 
 class RewardsConfig(Section, frozen=True):
-    """The reward of a train rollout; evaluations are always scored by exact match.
+    """The reward of a train rollout; evaluations are always scored by exact match, and tell F1,
+    sub-string match and what `evaluated` names beside it.
 
     Raises ValueError where two fields contradict each other.
     """
@@ -126,6 +134,7 @@ class RewardsConfig(Section, frozen=True):
     custom: Annotated[str, RUNS_CODE] = ""  # the user's own: package.module:function
     custom_timeout_s: Seconds = 30.0
     custom_at_once: Positive = 1  # calls of a plain function, in threads that it must bear
+    evaluated: Annotated[tuple[FurtherPart, ...], ONE_OR_MORE] = ()  # parts of evaluations, too
 
     @property
     def need_answers(self) -> bool:
@@ -152,16 +161,21 @@ class RewardsConfig(Section, frozen=True):
                 "'strict': set rewards.mode to 'search_r1', or leave it out"
             )
         for name, field, value in self._requirements():
-            weight = getattr(self.weights, name)
+            weight, told = getattr(self.weights, name), name in self.evaluated
             if weight and not value:
                 raise ValueError(
                     f"rewards.weights.{name} = {weight!r} needs {field}: name one, or set the "
                     "weight to 0"
                 )
-            if value and not weight:
+            if told and not value:
+                raise ValueError(
+                    f"rewards.evaluated = {list(self.evaluated)!r} needs {field} for {name}: name "
+                    "one, or leave the part out"
+                )
+            if value and not weight and not told:
                 raise ValueError(
                     f"{field} = {value!r} acts on nothing with rewards.weights.{name} = 0: give "
-                    "it a weight, or leave it empty"
+                    "it a weight, name the part in rewards.evaluated, or leave it empty"
                 )
 
     def _requirements(self) -> tuple[tuple[str, str, str], ...]:

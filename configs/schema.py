@@ -16,11 +16,12 @@ from configs.fleet import ClusterConfig, FleetConfig
 from configs.lora import LoraConfig
 from configs.prompts import SEARCH_R1_CORRECTION
 from configs.retrieval import RetrievalConfig
-from configs.rewards import RewardsConfig
+from configs.rewards import EVALUATED, RewardsConfig
 from configs.section import (
     CHANGEABLE,
     NAMES_SECRET,
     OF_THE_MACHINE,
+    ONE_OR_MORE,
     REACHES_OUT,
     RUNS_CODE,
     WRITES_THERE,
@@ -41,6 +42,7 @@ LEAST_SEGMENT_BYTES = 1 << 20  # of the event log
 SLOW_DISK_BYTES_PER_S = 100e6
 SLOW_SYNC_BYTES_PER_S = 200e6
 SLOW_DOWNLOAD_BYTES_PER_S = 1e6  # of a snapshot, by one actor; a slower link is not waited for
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
 
 
 class ModelConfig(Section, frozen=True):
@@ -60,6 +62,7 @@ class QuestionColumns(Section, frozen=True):
     question: str = ""
     answers: str = ""  # a text, or a list of texts
     id: str = ""
+    source: str = ""  # the data set of each row; empty: data_source, where there is one
     extra: tuple[str, ...] = ()  # further ones, for environments and rewards: Question.extra
 
 
@@ -68,7 +71,7 @@ class QuestionsConfig(Section, frozen=True):
 
     train: QuestionsPath = ""
     eval: QuestionsPath = ""
-    eval_limit: NonNegative = 0  # 0 = every row
+    eval_limit: NonNegative = 0  # of each data set; 0 = every row
     columns: QuestionColumns = QuestionColumns()  # of both
     prompt: str = ""  # with {question}; empty: the environment's own
     chat_template: bool = True  # applied when the tokenizer has one
@@ -228,8 +231,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
     total_steps: Annotated[NonNegative, CHANGEABLE] = 1000
     eval_every: Annotated[Positive, CHANGEABLE] = 50
     eval_temperature: PositiveFloat | None = 1.0  # of the sampled half; null: greedy alone
+    best: Annotated[str, CHANGEABLE] = "em"  # what the best checkpoint is best in: PART or SET/PART
     checkpoint_every: Annotated[Positive, CHANGEABLE] = 50
     keep_checkpoints: Positive = 3  # beside the best and those still evaluated
+    # Where the numbers go beside the event log; wandb and trackio need their packages
+    trackers: Annotated[tuple[TrackerName, ...], ONE_OR_MORE, CHANGEABLE] = ("tensorboard",)
+    tracker_project: Annotated[str, CHANGEABLE] = "forage"  # there
+    tracker_deadline_s: Annotated[Seconds, CHANGEABLE] = 10.0  # in which each must end
     baseline: Literal["mean", "leave_one_out", "optimal", "none", "critic"] = "mean"
     critic: CriticConfig = CriticConfig()
     advantage_std: Literal["none", "group", "batch", "whiten"] = "group"
@@ -258,6 +266,11 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.best.rpartition("/")[2] not in EVALUATED:
+            raise ValueError(
+                f"learner.best = {self.best!r}: choose one of {', '.join(EVALUATED)}, or that of a "
+                "set, as SET/em"
+            )
         if self.rendezvous and not _is_meeting_place(self.rendezvous):
             raise ValueError(
                 f"learner.rendezvous = {self.rendezvous!r}: give tcp://HOST:PORT of rank 0's "

@@ -4,36 +4,52 @@ They are kept in `<run_dir>/evaluations.json`: a learner that resumes asks for n
 record and keeps the best checkpoint.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from configs.runtime.files import write_json
 from learner.errors import BadCheckpoint
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 
 FILE_NAME = "evaluations.json"
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Exact match over all questions, greedy and sampled (None: not asked for).
+    """What an evaluation came to, greedy and sampled (empty: not asked for), by the names that
+    `learner.best` may have: `em` over all questions, SET/em over those of one data set.
 
     `late`: answered by later weights only, as when a resumed learner asked again; it says nothing
     about this step's checkpoint.
     """
 
-    em: float
-    sampled_em: float | None
+    greedy: dict[str, float]
+    sampled: dict[str, float]
     late: bool = False
+
+    @classmethod
+    def of(cls, result: EvalResult) -> Self:
+        """The score that a result says."""
+        greedy, sampled = _named("", result)
+        for name, found in result.sets.items():
+            of_set = _named(f"{name}/", found)
+            greedy, sampled = greedy | of_set[0], sampled | of_set[1]
+        return cls(greedy, sampled, result.oldest_version > result.step)
 
 
 class Evaluations:
     """Scores by step; None until the evaluation is finished."""
 
-    def __init__(self, run_dir: str | Path, resumed_after: int | None = None) -> None:
-        """With `resumed_after`, take over what is known of steps up to it. Raises BadCheckpoint."""
-        self._path = Path(run_dir) / FILE_NAME
+    def __init__(
+        self, run_dir: str | Path, resumed_after: int | None = None, best: str = "em"
+    ) -> None:
+        """With `resumed_after`, take over what is known of steps up to it. `best`: the score that
+        the best step is best in. Raises BadCheckpoint.
+        """
+        self._path, self._best = Path(run_dir) / FILE_NAME, best
         self.scores: dict[int, Score | None] = {}
         if resumed_after is not None and self._path.exists():
             known = self._read()
@@ -57,16 +73,24 @@ class Evaluations:
         """Record a result; return False if it is known already."""
         if self.finished(result.step):
             return False
-        late = result.oldest_version > result.step
-        self._set(result.step, Score(result.em, result.sampled_em, late))
+        self._set(result.step, Score.of(result))
         return True
 
     def best(self, steps: Iterable[int]) -> int | None:
-        """The step with the highest greedy, then sampled exact match; the earliest of equals."""
-        found = [(self.scores.get(step), step) for step in steps]
-        scored = [(score, step) for score, step in found if score is not None and not score.late]
-        best = max(scored, key=lambda s: (s[0].em, s[0].sampled_em or 0.0, -s[1]), default=None)
-        return best[1] if best else None
+        """The step with the highest greedy, then sampled score; the earliest of equals. None where
+        no evaluation of them told that score.
+        """
+        told = {
+            step: score
+            for step in steps
+            if (score := self.scores.get(step)) and not score.late and self._best in score.greedy
+        }
+
+        def key(step: int) -> tuple[float, float, int]:
+            score = told[step]
+            return score.greedy[self._best], score.sampled.get(self._best, -math.inf), -step
+
+        return max(told, key=key, default=None)
 
     def _set(self, step: int, score: Score | None) -> None:
         self.scores[step] = score
@@ -80,3 +104,15 @@ class Evaluations:
                 f"{self._path}: cannot be read: {error}; remove it to have the best checkpoint "
                 "chosen from here on"
             ) from error
+
+
+def _named(
+    prefix: str, result: EvalResult | SetResult
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The greedy and the sampled means of a result, by name."""
+    greedy = {"em": result.em, **result.parts}
+    sampled = {} if result.sampled_em is None else {"em": result.sampled_em, **result.sampled_parts}
+    return (
+        {prefix + name: value for name, value in greedy.items()},
+        {prefix + name: value for name, value in sampled.items()},
+    )

@@ -149,6 +149,7 @@ class Run:
             **self.publisher.gauges(),
             "learner/wait_for_batch_s": self.reader.wait_for_batch_s,
             "learner/wait_for_oldest_s": self.reader.wait_for_oldest_s,
+            **self.metrics.gauges(),
             **gauges,
         }
         told, why = self.sentinels.judge(self.step, gauges)

@@ -119,7 +119,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             reader=reader,
             publisher=publisher,
             metrics=metrics,
-            evaluations=Evaluations(config.run_dir, step if resume else None),
+            evaluations=Evaluations(config.run_dir, step if resume else None, config.learner.best),
             sentinels=Sentinels(config, step),
             incarnation=incarnation,
             stop=stop,

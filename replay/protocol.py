@@ -48,8 +48,23 @@ class Message(msgspec.Struct, frozen=True, tag=True):
     """A tagged message."""
 
 
+class SetResult(msgspec.Struct, frozen=True):
+    """Means over the answered questions of one data set; `parts`: of what else was scored."""
+
+    questions: int
+    em: float  # greedy
+    sampled_em: float | None
+    searches: float  # mean per greedy rollout
+    parts: dict[str, float] = {}
+    sampled_parts: dict[str, float] = {}
+
+
 class EvalResult(msgspec.Struct, frozen=True):
-    """One finished evaluation: exact match over all its questions, and by hops (as strings)."""
+    """One finished evaluation: exact match over all its questions, and by hops (as strings).
+
+    `parts`: means of what else was scored, of each part that nine tenths of the rollouts tell;
+    `sets`: the same of each data set, where questions name theirs.
+    """
 
     step: int
     questions: int
@@ -60,6 +75,9 @@ class EvalResult(msgspec.Struct, frozen=True):
     searches: float  # mean per greedy rollout
     oldest_version: int
     newest_version: int
+    parts: dict[str, float] = {}
+    sampled_parts: dict[str, float] = {}
+    sets: dict[str, SetResult] = {}
 
 
 class StepReport(msgspec.Struct, frozen=True):

@@ -8,28 +8,23 @@ Search-R1's and verl's parquet, as they are; `questions.columns` names the colum
 
 import hashlib
 import random
-import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from configs.schema import Config, QuestionColumns
 from replay.question_files import NoQuestion, QuestionsError, question_rows
+from replay.rows import WANTED_ROW, question_of
 from replay.trajectory import Kind, Question
 
 FIELDS: tuple[Kind, ...] = ("train", "eval")
 NAMED_ROWS = 20  # of those that cannot be used
-MAX_EXTRA_CHARS = 1 << 16  # it goes with each lease, and into the log with each group
-_WANTED = (
-    'write {"question": text, "answers": [text, …]}, optional "id" and "hops", or name the '
-    "columns: questions.columns.question=…"
-)
-_LACKS = re.compile(r"missing required field `(\w+)`")
+UNNAMED_SET = "other"  # of questions that name no data set, where others do
+MOST_SETS = 64  # of an evaluation: each has gauges and curves of its own
 _KNOWN = QuestionColumns()  # none is named
 
 
@@ -161,20 +156,20 @@ class QuestionFile:
         return f"{self.unusable:,} of {rows:,} rows cannot be used: {self.faults[0]}{others}"
 
 
-class _Row(msgspec.Struct):
-    question: str
-    answers: list[str]
-    id: str | int | None = None
-    hops: int = 0
-
-
 def questions_of(config: Config, field: Kind) -> QuestionFile:
     """Read the questions of a run's file. Those of train may lack answers where no part of the
     reward asks for them; evaluations always do. Raises QuestionsError.
     """
     files = config.questions
     if field == "eval":
-        return read_questions(files.eval, files.eval_limit, files.columns)
+        read = read_questions(files.eval, columns=files.columns, of_each=files.eval_limit)
+        if (count := len({question.source for question in read.questions})) > MOST_SETS:
+            raise QuestionsError(
+                f"{files.eval}: its rows name {count:,} data sets, and an evaluation tells at most "
+                f"{MOST_SETS} apart: leave some out, or name another column: "
+                "questions.columns.source=…"
+            )
+        return read
     need = config.rewards.need_answers
     return read_questions(files.train, columns=files.columns, need_answers=need)
 
@@ -194,15 +189,20 @@ def load_questions(
 
 
 def read_questions(
-    path: str | Path, limit: int = 0, columns: QuestionColumns = _KNOWN, need_answers: bool = True
+    path: str | Path,
+    limit: int = 0,
+    columns: QuestionColumns = _KNOWN,
+    need_answers: bool = True,
+    of_each: int = 0,
 ) -> QuestionFile:
-    """Read and check every row, or up to the first `limit` sound ones; 0 reads all.
+    """Read and check every row, or up to the first `limit` sound ones, or the first `of_each` of
+    each data set; 0 reads all.
 
     A row without an id is called `<file stem>-<row number>`, from 1. Raises QuestionsError where
     two rows have one id, and where more rows cannot be used than can.
     """
     path, seen, faults = Path(path), dict[str, int](), list[QuestionsError]()
-    questions, unusable = list[Question](), 0
+    questions, taken, unusable = list[Question](), Counter[str](), 0
 
     def refuse(_: int, fault: QuestionsError) -> None:
         nonlocal unusable
@@ -217,19 +217,26 @@ def read_questions(
             refuse(number, fault)
             continue
         if question.id in seen:
-            raise QuestionsError(
-                f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too; "
-                "give each row its own id or leave id out"
-            )
+            lines = f"{path}:{number}: id {question.id!r} is that of line {seen[question.id]} too"
+            raise QuestionsError(f"{lines}; give each row its own id or leave id out")
         seen[question.id] = number
+        if of_each and taken[question.source] == of_each:
+            continue
+        taken[question.source] += 1
         questions.append(question)
         if len(questions) == limit:
             break
     file = QuestionFile(tuple(questions), unusable, tuple(map(str, faults)))
-    if unusable > len(questions):
+    return _usable(path, file, len(seen), faults)
+
+
+def _usable(
+    path: Path, file: QuestionFile, sound: int, faults: Sequence[QuestionsError]
+) -> QuestionFile:
+    if file.unusable > sound:
         raise QuestionsError(f"{file.told()}{_remedy(faults[0])}")
-    if not questions:
-        raise QuestionsError(f"{path}: no questions; {_WANTED}")
+    if not file.questions:
+        raise QuestionsError(f"{path}: no questions; {WANTED_ROW}")
     return file
 
 
@@ -237,8 +244,18 @@ def _remedy(fault: QuestionsError) -> str:
     """What else to do about a file that begins with this fault; '' where its row is a question."""
     if not isinstance(fault, NoQuestion):
         return ""
-    wanted = "" if _WANTED in str(fault) else f"; {_WANTED}"
+    wanted = "" if WANTED_ROW in str(fault) else f"; {WANTED_ROW}"
     return f": name a file of questions{wanted}"
+
+
+def sets_of(questions: Sequence[Question]) -> dict[str, list[Question]]:
+    """Return the questions of each data set, by its name, in order; those that name none are a set
+    of their own (`UNNAMED_SET`). None where no question names one.
+    """
+    sets: dict[str, list[Question]] = {}
+    for question in questions:
+        sets.setdefault(question.source or UNNAMED_SET, []).append(question)
+    return sets if any(question.source for question in questions) else {}
 
 
 def left_out(config: Config) -> Iterator[str]:
@@ -250,130 +267,3 @@ def left_out(config: Config) -> Iterator[str]:
                 f"questions.{field}: left out, {told}; leave the file as it is while this run may "
                 "be resumed"
             )
-
-
-def question_of(
-    raw: Any,
-    where: str,
-    name: str,
-    columns: QuestionColumns = _KNOWN,
-    need_answers: bool = True,
-) -> Question:
-    """Return the question of a row; `name` is its id where it has none.
-
-    Its text is `question` or `extra_info.question`; its answers are `answers`, `golden_answers`,
-    `reward_model.ground_truth.target` or `answer`, a text or a list of texts; its id is
-    `id`, `qid` or `extra_info.index`, behind `data_source` where that is named, for ids of
-    different data sets collide; or what `columns` names. Raises QuestionsError naming `where`.
-    """
-    fields = _plain(raw) | _named(raw, where, columns) if isinstance(raw, dict) else raw
-    if not need_answers and isinstance(fields, dict):
-        fields = {"answers": []} | fields
-    try:
-        row = msgspec.convert(fields, _Row)
-    except msgspec.ValidationError as error:
-        raise _misshapen(raw, fields, where, str(error)) from error
-    if not row.question.strip():
-        raise QuestionsError(f"{where}: question is empty, got {row.question!r}; write its text")
-    wanting = need_answers and not row.answers
-    if wanting or not all(answer.strip() for answer in row.answers):
-        raise QuestionsError(
-            f"{where}: answers is {row.answers!r}; give at least one, none of them empty"
-        )
-    if row.hops < 0:
-        raise QuestionsError(f"{where}: hops is {row.hops!r}; give 0 (unknown) or more")
-    id = name if row.id is None else str(row.id)
-    extra = _extra(raw, where, columns) if columns.extra else ""
-    return Question(id, row.question, tuple(row.answers), row.hops, extra)
-
-
-def _extra(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> str:
-    """Return the further columns that are named, as the text of a JSON object."""
-    found = {name: _column(raw, name, where, "extra") for name in columns.extra}
-    text = msgspec.json.encode(found, enc_hook=str).decode()
-    if len(text) > MAX_EXTRA_CHARS:
-        raise QuestionsError(
-            f"{where}: questions.columns.extra take {len(text)} characters of JSON, at most "
-            f"{MAX_EXTRA_CHARS} may be: name fewer, or columns with less in them"
-        )
-    return text
-
-
-def _misshapen(raw: Any, fields: Any, where: str, wrong: str) -> QuestionsError:
-    """The error of a row that has not the form of a question."""
-    answers = fields.get("answers") if isinstance(fields, dict) else None
-    for value in answers if isinstance(answers, list) else [answers]:
-        if isinstance(value, bool | int | float):
-            value = msgspec.json.encode(value).decode()
-            return QuestionsError(f'{where}: answers holds {value}: write it as text: "{value}"')
-    lacks = _LACKS.search(wrong)
-    if lacks and isinstance(raw, dict):
-        wrong = f"found no {lacks[1]} in its columns {', '.join(map(str, raw))}"
-    shown = msgspec.json.encode(raw, enc_hook=str).decode()[:80]
-    kind = NoQuestion if lacks or not isinstance(raw, dict) else QuestionsError
-    return kind(f"{where}: {wrong}, got {shown!r}; {_WANTED}")
-
-
-def _plain(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the row under our own names; what it lacks is left out."""
-    extra, rule = raw.get("extra_info"), raw.get("reward_model")
-    extra = extra if isinstance(extra, dict) else {}
-    truth = rule.get("ground_truth") if isinstance(rule, dict) else None
-    target = truth.get("target") if isinstance(truth, dict) else truth
-    theirs = _first(raw.get("answers"), raw.get("golden_answers"), target, raw.get("answer"))
-    found = {
-        "question": _first(raw.get("question"), extra.get("question")),
-        "answers": [theirs] if isinstance(theirs, str) else theirs,
-        "id": _id(raw, extra),
-        "hops": raw.get("hops"),
-    }
-    return {field: value for field, value in found.items() if value is not None}
-
-
-def _named(raw: Mapping[str, Any], where: str, columns: QuestionColumns) -> dict[str, Any]:
-    """Return what the columns hold that are named."""
-    found: dict[str, Any] = {}
-    for field in ("question", "answers", "id"):
-        if column := getattr(columns, field):
-            value = _column(raw, column, where, field)
-            found[field] = [value] if field == "answers" and isinstance(value, str) else value
-    return found
-
-
-def _column(raw: Mapping[str, Any], column: str, where: str, field: str) -> Any:
-    """Return what one column holds. Raises QuestionsError where there is none of that name."""
-    try:
-        return _reach(raw, column)
-    except KeyError:
-        inner = (
-            [f"{name}.{each}" for each in value] if isinstance(value, dict) else [name]
-            for name, value in raw.items()
-        )
-        raise QuestionsError(
-            f"{where}: there is no column {column!r} (questions.columns.{field}), only "
-            f"{', '.join(name for names in inner for name in names)}: name one of them; "
-            "questions.columns hold for train and eval alike: rename the columns of one file "
-            "where they differ"
-        ) from None
-
-
-def _reach(raw: Any, column: str) -> Any:
-    """Return the value of a column, `a.b` within a struct or each of a list. Raises KeyError."""
-    if isinstance(raw, list):
-        return [_reach(each, column) for each in raw]
-    head, dot, rest = column.partition(".")
-    if not isinstance(raw, dict) or (column not in raw and not dot):
-        raise KeyError(column)
-    return raw[column] if column in raw else _reach(raw[head], rest)
-
-
-def _id(raw: Mapping[str, Any], extra: Mapping[str, Any]) -> Any:
-    own, source = _first(raw.get("id"), raw.get("qid"), extra.get("index")), raw.get("data_source")
-    if not isinstance(own, str | int) or not isinstance(source, str) or not source:
-        return own
-    return own if str(own).startswith(f"{source}/") else f"{source}/{own}"
-
-
-def _first(*values: Any) -> Any:
-    """Return the first that is not null: a file of several layouts has all columns in each row."""
-    return next((value for value in values if value is not None), None)

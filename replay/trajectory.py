@@ -31,7 +31,7 @@ class Question(msgspec.Struct, frozen=True):
     or the user's own function rewards without them. `hops` is 0 when unknown.
 
     `extra`: the fields of its data set that `questions.columns.extra` names, as the text of a JSON
-    object; empty: none.
+    object; empty: none. `source`: the name of that data set; empty: the file does not say.
     """
 
     id: str
@@ -39,6 +39,7 @@ class Question(msgspec.Struct, frozen=True):
     answers: tuple[str, ...]
     hops: int = 0
     extra: str = ""
+    source: str = ""
 
     @property
     def fields(self) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class Rollouts:
 
     async def evaluate(self) -> dict[str, float]:
         """Exact match over the evaluation questions: greedy, sampled where
-        `learner.eval_temperature` says so, greedy by hops.
+        `learner.eval_temperature` says so, greedy by hops and on each data set.
         """
         leases = [
             Lease(group_id, n, "eval", question, Sampling(temperature, self.config.seed))
@@ -186,6 +186,8 @@ class Rollouts:
             scores["sampled_em"] = rewards[count:]
         for question, reward in zip(self.eval_questions, rewards, strict=False):
             scores.setdefault(f"em_{question.hops}_hops", []).append(reward)
+            if question.source:
+                scores.setdefault(f"{question.source}/em", []).append(reward)
         return {name: _mean(found) for name, found in scores.items()}
 
 

@@ -26,6 +26,7 @@ from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question
 
+ASKED = ("custom", "similarity", "judge")  # parts that others tell, each with a deadline
 _WINDOW = 256  # train rollouts that the parts' means look back on
 _NO_GOLD = "the question has no accepted answer"
 
@@ -82,7 +83,8 @@ class Rewards:
         """Score the lease's rollout with this answer; `transcribe` is called at most once, and only
         where a part reads more than the answer.
 
-        Evaluations are scored by exact match in every mode, with F1 and sub-string match beside it.
+        Evaluations are scored by exact match in every mode; F1, sub-string match and what
+        `rewards.evaluated` names stand beside it, each that can be told.
         """
         parts: dict[str, float] = {}
         try:
@@ -91,6 +93,7 @@ class Rewards:
                 if not golds:
                     raise Unscorable("question", _NO_GOLD)
                 parts |= evaluated(answer, golds)
+                await self._tell(lease, answer, transcribe, parts)
                 return Score(parts["em"], "", parts)
             score = self._search_r1 if self._config.mode == "search_r1" else self._strict
             reward = await score(lease, answer, transcribe, parts)
@@ -110,6 +113,41 @@ class Rewards:
         judge = self._judge.gauges() if self._judge else {}
         return means | {name: float(n) for name, n in counts.items()} | judge
 
+    async def _tell(
+        self,
+        lease: Lease,
+        answer: str | None,
+        transcribe: Callable[[], Transcript],
+        parts: dict[str, float],
+    ) -> None:
+        """Add the further parts of an evaluation; what cannot be told is counted and left out."""
+        asked = self._config.evaluated
+        own = any(name in OF_TRANSCRIPT or name == "custom" for name in asked)
+        transcript = transcribe() if own else None
+        for name in asked:
+            try:
+                if name in OF_ANSWER:
+                    parts[name] = OF_ANSWER[name](answer, lease.question.answers)
+                elif transcript and name in OF_TRANSCRIPT:
+                    parts[name] = OF_TRANSCRIPT[name](transcript)
+                else:
+                    parts[name] = await self._asked(name, lease, answer, transcript)
+            except Unscorable as error:
+                self._count(lease, error)
+
+    async def _asked(
+        self, name: str, lease: Lease, answer: str | None, transcript: Transcript | None
+    ) -> float:
+        """Return what judge, encoder or the user's function say of it. Raises Unscorable."""
+        golds = lease.question.answers
+        if name == "custom" and self._custom and transcript:
+            return await self._custom.of(transcript)
+        if name == "judge" and self._judge:
+            return await self._judge.verdict(lease.question.text, golds, answer) if answer else 0.0
+        if name == "similarity" and self._similarity:
+            return await self._similarity.best(answer, golds) if answer else 0.0
+        raise Unscorable(name, "nothing is there that could tell it")
+
     async def _strict(
         self,
         lease: Lease,
@@ -123,18 +161,15 @@ class Rewards:
         for name, of_answer in OF_ANSWER.items():
             if weights[name] or (name == "em" and golds):
                 parts[name] = of_answer(answer, golds)
-        if self._custom or any(weights[name] for name in OF_TRANSCRIPT):
+        transcript = None
+        if any(weights[name] for name in ("custom", *OF_TRANSCRIPT)):
             transcript = transcribe()
             for name, of_transcript in OF_TRANSCRIPT.items():
                 if weights[name]:
                     parts[name] = of_transcript(transcript)
-            if self._custom:
-                parts["custom"] = await self._custom.of(transcript)
-        if self._similarity:
-            parts["similarity"] = await self._similarity.best(answer, golds) if answer else 0.0
-        if self._judge:
-            asked = lease.question.text, golds
-            parts["judge"] = await self._judge.verdict(*asked, answer) if answer else 0.0
+        for name in ASKED:
+            if weights[name]:
+                parts[name] = await self._asked(name, lease, answer, transcript)
         reward = sum((weights[name] * value for name, value in parts.items()), 0.0)
         if not math.isfinite(reward):
             raise Unscorable("sum", f"the weighted parts add up to {reward!r}: {parts!r}")

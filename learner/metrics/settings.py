@@ -1,17 +1,24 @@
-"""A run's hyper-parameters: what its configuration says otherwise than the defaults."""
+"""What is told of a run's configuration: to trackers no secret, to TensorBoard what differs."""
 
 import json
+from typing import Any
 
 import msgspec
 
 from configs.load import leaves, marked
 from configs.schema import Config
-from configs.section import NAMES_SECRET, REACHES_OUT, RUNS_CODE, WRITES_THERE
+from configs.section import NAMES_SECRET, REACHES_OUT, RUNS_CODE
 
-# No field that holds a secret, a path to one or an address, and not the name of the run itself.
-_MARKS = (NAMES_SECRET, REACHES_OUT, RUNS_CODE, WRITES_THERE)
-KEPT_BACK = {"run_dir", *(field for mark in _MARKS for field in marked(mark))}
 MOST_CHARS = 200  # of a value
+
+
+def told_config(config: Config) -> dict[str, Any]:
+    """The fields of a configuration, by dotted names, that are no secret's: none that runs code,
+    names a secret or an address, for these may hold one.
+    """
+    kept_back = {field for mark in (NAMES_SECRET, REACHES_OUT, RUNS_CODE) for field in marked(mark)}
+    found = leaves(msgspec.to_builtins(config))
+    return {field: value for field, value in found if field not in kept_back}
 
 
 def hyper_parameters(config: Config) -> dict[str, str | float]:
@@ -19,8 +26,8 @@ def hyper_parameters(config: Config) -> dict[str, str | float]:
     usual = dict(leaves(msgspec.to_builtins(Config())))
     return {
         field: _shown(value)
-        for field, value in leaves(msgspec.to_builtins(config))
-        if field not in KEPT_BACK and value != usual.get(field)
+        for field, value in told_config(config).items()
+        if field != "run_dir" and value != usual.get(field)
     }
 
 

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
+from configs.rewards import EVALUATED
 from replay.log.summary import Summary
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
+from replay.questions import sets_of
 from replay.trajectory import Question
+
+LEAST_TOLD = 0.9  # of the rollouts: a judge that is down must not make a mean of a few
 
 
 @dataclass
@@ -51,18 +55,45 @@ def summarise_evaluation(evaluation: Evaluation, questions: Sequence[Question]) 
     greedy = [evaluation.answered[q.id][0] for q in answered]
     is_sampled = evaluation.siblings > 1
     sampled = [evaluation.answered[q.id][1] for q in answered] if is_sampled else []
-    everything = greedy + sampled
+    everything, whole = greedy + sampled, _result_of(evaluation, answered)
     return EvalResult(
         step=evaluation.step,
+        questions=whole.questions,
+        em=whole.em,
+        sampled_em=whole.sampled_em,
+        em_by_hops=_by_hops(answered, greedy),
+        sampled_em_by_hops=_by_hops(answered, sampled) if is_sampled else {},
+        searches=whole.searches,
+        oldest_version=min((s.oldest_version for s in everything), default=0),
+        newest_version=max((s.newest_version for s in everything), default=0),
+        parts=whole.parts,
+        sampled_parts=whole.sampled_parts,
+        sets={name: _result_of(evaluation, of) for name, of in sets_of(answered).items()},
+    )
+
+
+def _result_of(evaluation: Evaluation, answered: Sequence[Question]) -> SetResult:
+    greedy = [evaluation.answered[q.id][0] for q in answered]
+    is_sampled = evaluation.siblings > 1
+    sampled = [evaluation.answered[q.id][1] for q in answered] if is_sampled else []
+    return SetResult(
         questions=len(answered),
         em=_mean_reward(greedy),
         sampled_em=_mean_reward(sampled) if is_sampled else None,
-        em_by_hops=_by_hops(answered, greedy),
-        sampled_em_by_hops=_by_hops(answered, sampled) if is_sampled else {},
         searches=fmean(s.searches for s in greedy) if greedy else 0.0,
-        oldest_version=min((s.oldest_version for s in everything), default=0),
-        newest_version=max((s.newest_version for s in everything), default=0),
+        parts=_mean_parts(greedy),
+        sampled_parts=_mean_parts(sampled),
     )
+
+
+def _mean_parts(summaries: Sequence[Summary]) -> dict[str, float]:
+    """The mean of each part but exact match that enough of the rollouts tell."""
+    means: dict[str, float] = {}
+    for name in EVALUATED:
+        known = [s.parts[name] for s in summaries if name in s.parts]
+        if name != "em" and known and len(known) >= LEAST_TOLD * len(summaries):
+            means[name] = fmean(known)
+    return means
 
 
 def _mean_reward(summaries: Sequence[Summary]) -> float:

@@ -5,10 +5,12 @@ summarised from the lengths of its arrays; any other is decoded, which says what
 """
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
+from configs.rewards import EVALUATED
 from replay.codec import WireTrajectory, decode_trajectory, decode_wire
 from replay.protocol import CodecError
 from replay.trajectory import Kind, Trajectory
@@ -21,7 +23,8 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """All that replay needs to know of a trajectory without decoding it again.
 
     `reward` None means unscorable, by `reward_cause`; `malformed` of `turns` actions were
-    malformed; versions are those of the sampled tokens.
+    malformed; versions are those of the sampled tokens. `parts`: what an evaluation's rollout was
+    scored by, each that is a finite number.
     """
 
     group_id: int
@@ -36,6 +39,7 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     oldest_version: int
     newest_version: int
     reward_cause: str = ""
+    parts: dict[str, float] = {}
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -63,6 +67,7 @@ def summarise(trajectory: Trajectory) -> Summary:
         oldest_version=oldest_version,
         newest_version=newest_version,
         reward_cause=trajectory.reward_cause,
+        parts=_parts(trajectory.kind, trajectory.reward_parts),
     )
 
 
@@ -93,7 +98,14 @@ def _summarise(wire: WireTrajectory) -> Summary:
         action_tokens=len(versions) // _VERSION.itemsize,
         oldest_version=oldest,
         newest_version=newest,
+        parts=_parts(wire.kind, wire.reward_parts),
     )
+
+
+def _parts(kind: Kind, parts: Mapping[str, float]) -> dict[str, float]:
+    if kind == "train":
+        return {}
+    return {name: parts[name] for name in EVALUATED if math.isfinite(parts.get(name, math.nan))}
 
 
 def _span(versions: bytes) -> tuple[int, int]:

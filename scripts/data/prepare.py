@@ -26,7 +26,7 @@ from actors.answers import normalize_answer
 from configs.load import ConfigError, parse
 from configs.schema import QuestionColumns
 from replay.question_files import QuestionsError, question_rows
-from replay.questions import question_of
+from replay.rows import question_of
 from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
 from scripts.setup.overrides import fields_of
@@ -157,8 +157,7 @@ def _read(
 
 def _row(raw: Any, source: Source, number: int, columns: QuestionColumns) -> Row:
     question = question_of(raw, f"{source.path}:{number}", str(number), columns)
-    told = raw.get("data_source") if isinstance(raw, dict) else None
-    name = told if isinstance(told, str) and told else source.data_source
+    name = question.source or source.data_source
     own = question.id.removeprefix(f"{name}/")
     return {
         "id": f"{name}/{source.split}/{own.removeprefix(f'{source.split}/')}",

@@ -1,4 +1,4 @@
-"""The engine of an evaluation: vLLM, a source of passages, and the rollouts made with them.
+"""The engines of an evaluation: vLLM, a source of passages, and the rollouts made with them.
 
 Every rollout is made, tried again, or given up by a named cause, within
 `actors.rollout_deadline_s`. Causes that are no question's fault (a dead engine, retrieval denied or
@@ -8,6 +8,7 @@ ends.
 
 import asyncio
 import hashlib
+import logging
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
+from configs.rewards import RewardsConfig
 from configs.runtime.process import PID_FILE, make_socket_dir, socket_dir
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
@@ -33,15 +35,17 @@ from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server import protocol
 from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
+from scripts.setup import gpu_memory
 from scripts.setup.retrieval import ServerFailed, probe, serving
 from scripts.terminal import logged_cause
 
+log = logging.getLogger(__name__)
 LOG = "engine.log"
 ATTEMPTS = 3
 IN_A_ROW = 10
 POLL_S = 0.02  # between looks at the interrupt: rollouts of a small model are quick
 RollOut = Callable[[Lease], Awaitable[Trajectory]]
-Ask = Callable[[str, RollOut], Awaitable[None]]  # one environment
+Ask = Callable[[str, Sequence[RollOut]], Awaitable[None]]  # one environment, by engine
 Watch = Callable[[], Coroutine[Any, Any, NoReturn]]
 
 
@@ -71,6 +75,21 @@ def group_of(set_name: str, question_id: str) -> int:
     """The group id that seeds a question's rollouts: 48 bits of its name, and of nothing else."""
     name = f"{set_name}\n{question_id}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=6).digest())
+
+
+def spread(roll_outs: Sequence[RollOut]) -> RollOut:
+    """Roll each lease out, all its turns, on the engine that has the fewest under way."""
+    under_way = [0] * len(roll_outs)
+
+    async def roll_out(lease: Lease) -> Trajectory:
+        least = min(range(len(under_way)), key=under_way.__getitem__)
+        under_way[least] += 1
+        try:
+            return await roll_outs[least](lease)
+        finally:
+            under_way[least] -= 1
+
+    return roll_out
 
 
 class Evaluation:
@@ -152,7 +171,7 @@ def roll_out_in(
         policy=policy,
         retriever=retriever,
         prompter=Prompter(tokenizer, config.questions, config.actors),
-        rewards=Rewards(config.rewards),  # evaluations are scored by exact match
+        rewards=Rewards(RewardsConfig()),  # evaluations are scored by exact match
         config=config,
         actor_id="evaluation",
     )
@@ -164,12 +183,14 @@ async def run(
     ask: Ask,
     folder: Path,
     interrupt: Interrupt,
+    engines: int = 1,
 ) -> None:
-    """Start engine and source of passages, `ask` each environment that has something to do, end
-    them. Raises Stopped, and CancelledError after an interrupt.
+    """Start engines and source of passages, `ask` each environment that has something to do, end
+    them. `engines`: 0 for as many as this machine's GPUs hold. Raises Stopped, and CancelledError
+    after an interrupt.
     """
     try:
-        await unless(interrupt, _run(configs, todo, ask, folder))
+        await unless(interrupt, _run(configs, todo, ask, folder, engines))
     except (EngineUnusable, ServerFailed, *NOBODYS_FAULT) as error:
         raise Stopped(_told(error, folder)) from error
     except ExceptionGroup as group:
@@ -186,7 +207,11 @@ def _told(error: BaseException, folder: Path) -> str:
 
 
 async def _run(
-    configs: Mapping[str, Config], todo: Mapping[str, Sequence[Asked]], ask: Ask, folder: Path
+    configs: Mapping[str, Config],
+    todo: Mapping[str, Sequence[Asked]],
+    ask: Ask,
+    folder: Path,
+    engines: int,
 ) -> None:
     needed = {name: config for name, config in configs.items() if todo[name]}
     config = next(iter(needed.values()))
@@ -198,22 +223,45 @@ async def _run(
             server = stack.enter_context(serving(config, folder))
         elif asked:
             await _search(config)
-        policy = await VllmPolicy.start(config)
-        stack.callback(policy.close)
-        await policy.set_policy_version(0)
+        policies = await _start(config, engines, stack)
         if server:
             await server.ready()
             await _search(config)
-        watches = [policy.watch, server.watch] if server else [policy.watch]
-        await _beside(watches, _each(needed, policy, ask))
+        watches: list[Watch] = [policy.watch for policy in policies]
+        await _beside([*watches, server.watch] if server else watches, _each(needed, policies, ask))
 
 
-async def _each(needed: Mapping[str, Config], policy: VllmPolicy, ask: Ask) -> None:
+async def _start(config: Config, engines: int, stack: ExitStack) -> list[VllmPolicy]:
+    """Start one engine after the other, the first of which must; as many as are asked for, else as
+    the GPUs hold and others leave free. Raises EngineUnusable.
+    """
+    policies: list[VllmPolicy] = []
+    while len(policies) < (engines or most_engines(config)):
+        try:
+            policy = await VllmPolicy.start(config)
+        except EngineUnusable as error:
+            if engines or not policies:
+                raise
+            log.warning("%d engines, for no further one starts: %s", len(policies), error)
+            break
+        stack.callback(policy.close)
+        await policy.set_policy_version(0)
+        policies.append(policy)
+    return policies
+
+
+def most_engines(config: Config) -> int:
+    """How many engines this machine's GPUs hold, each on its own; on a CPU one."""
+    return max(1, len(gpu_memory.totals()) // config.actors.tensor_parallel)
+
+
+async def _each(needed: Mapping[str, Config], policies: Sequence[VllmPolicy], ask: Ask) -> None:
     first = next(iter(needed.values()))
     tokenizer: Any = load_tokenizer(first.model.path, first.model.trust_remote_code)
     async with open_retrieval(first) as retriever:
         for name, config in needed.items():
-            await ask(name, roll_out_in(config, policy, retriever, tokenizer))
+            each = [roll_out_in(config, policy, retriever, tokenizer) for policy in policies]
+            await ask(name, each)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -17,11 +18,13 @@ from configs.runtime.files import write_durably
 from configs.runtime.signals import Interrupt
 from replay.trajectory import Sampling
 from scripts.evaluation import engine
-from scripts.evaluation.engine import Evaluation, RollOut, Stopped
+from scripts.evaluation.against import Other, other_of, unlike
+from scripts.evaluation.engine import Evaluation, RollOut, Stopped, spread
+from scripts.evaluation.paired import compared
 from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, planned
 from scripts.evaluation.report import figures_of
-from scripts.evaluation.rows import FILE_NAME, Asked, Rows
-from scripts.evaluation.tables import Bars, details_table, scores_table
+from scripts.evaluation.rows import FILE_NAME, Asked, Row, Rows
+from scripts.evaluation.tables import Bars, details_table, paired_table, scores_table
 from scripts.terminal import chatter_to, clean
 
 REPORT = "report.json"
@@ -31,7 +34,33 @@ _WIDTH = 180  # of tables that go into a file
 def evaluate(options: EvaluateOptions) -> None:
     """Check, make what is left, report. Raises ConfigError, Stopped, OSError, KeyboardInterrupt."""
     plan = planned(options)
-    agree(plan.folder, plan.settings)
+    other = other_of(options, plan)
+    for each in (plan, *([other.plan] if other and other.plan else ())):
+        agree(each.folder, each.settings)
+    rows = finished(plan, options)
+    report = reported(plan, rows)
+    if other:
+        theirs = other.rows
+        if other.plan:
+            theirs = finished(other.plan, options)
+            _write(other.plan.folder / REPORT, reported(other.plan, theirs))
+        report["against"] = against(plan, other, rows, theirs)
+    for path in filter(None, (plan.folder / REPORT, options.json)):
+        _write(path, report)
+    console = Console()
+    wide = console if console.is_terminal else Console(width=_WIDTH)
+    wide.print(scores_table(report), "", details_table(report), sep="\n")
+    if other:
+        wide.print("", paired_table(report), sep="\n")
+    console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
+
+
+def _write(path: Path, report: dict[str, Any]) -> None:
+    write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
+
+
+def finished(plan: Plan, options: EvaluateOptions) -> dict[Asked, Row]:
+    """Every row of a plan, made where it is not there yet. Raises what `evaluate` does."""
     with Rows(plan.folder / FILE_NAME) as rows:
         check_rows(plan, rows)
         try:
@@ -40,13 +69,20 @@ def evaluate(options: EvaluateOptions) -> None:
             cause = f"{error}: " if isinstance(error, KeyboardInterrupt) else ""
             print(f"{cause}{_progress(plan, rows)}; to go on: {command_of(options)}", flush=True)
             raise
-        report = reported(plan, rows)
-    for path in filter(None, (plan.folder / REPORT, options.json)):
-        write_durably(path, json.dumps(report, indent=1).encode() + b"\n")
-    console = Console()
-    wide = console if console.is_terminal else Console(width=_WIDTH)
-    wide.print(scores_table(report), "", details_table(report), sep="\n")
-    console.print(clean(f"rows, report, {engine.LOG}: {plan.folder}"), soft_wrap=True, markup=False)
+        return rows.by_rollout
+
+
+def against(
+    plan: Plan, other: Other, rows: Mapping[Asked, Row], theirs: Mapping[Asked, Row]
+) -> dict[str, Any]:
+    """The comparison with another evaluation, as the report has it."""
+    return {
+        "name": other.name,
+        "model": other.settings.model,
+        "weights": other.settings.weights,
+        "unlike": unlike(plan, other),
+        "methods": compared(plan.sets, list(plan.configs), plan.samples, rows, theirs),
+    }
 
 
 def make(plan: Plan, rows: Rows) -> None:
@@ -61,7 +97,7 @@ def make(plan: Plan, rows: Rows) -> None:
     with Interrupt(polled=True) as interrupt, chatter_to(log) as terminal, Bars(terminal) as bars:
         try:
             ask = asking(plan, rows, todo, bars)
-            asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt))
+            asyncio.run(engine.run(plan.configs, todo, ask, plan.folder, interrupt, plan.engines))
         except (Stopped, asyncio.CancelledError, KeyboardInterrupt) as error:
             if interrupt.cause:
                 raise KeyboardInterrupt(f"interrupted by {interrupt.cause}") from error
@@ -73,15 +109,15 @@ def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Ba
     questions = {(each.name, q.id): q for each in plan.sets for q in each.questions}
     actors, sampling = plan.config.actors, Sampling(plan.temperature, plan.config.seed)
 
-    async def ask(name: str, roll_out: RollOut) -> None:
+    async def ask(name: str, roll_outs: Sequence[RollOut]) -> None:
         asked, missing = plan.asked[name], set(todo[name])
         done = [rows.by_rollout[each] for each in asked if each not in missing]
         evaluation = Evaluation(
-            roll_out,
+            spread(roll_outs),
             questions,
             rows,
             sampling,
-            in_flight=1 if plan.exact else actors.slots,
+            in_flight=len(roll_outs) * (1 if plan.exact else actors.slots),
             deadline_s=actors.rollout_deadline_s,
         )
         await evaluation.run(todo[name], bars.begin(name, len(asked), done))
@@ -89,7 +125,7 @@ def asking(plan: Plan, rows: Rows, todo: Mapping[str, Sequence[Asked]], bars: Ba
     return ask
 
 
-def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
+def reported(plan: Plan, rows: Mapping[Asked, Row]) -> dict[str, Any]:
     """The report of a finished evaluation."""
     return {
         "name": plan.name,
@@ -100,7 +136,7 @@ def reported(plan: Plan, rows: Rows) -> dict[str, Any]:
         "exact": plan.exact,
         "seed": plan.config.seed,
         "sets": {each.name: str(each.path) for each in plan.sets},
-        "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows.by_rollout),
+        "methods": figures_of(plan.sets, list(plan.configs), plan.samples, rows),
         "settings": plan.settings.values,
     }
 

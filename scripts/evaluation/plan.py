@@ -21,13 +21,13 @@ from configs.load import ConfigError, leaves
 from configs.runtime.files import write_json
 from configs.schema import Config, QuestionColumns
 from configs.trust import EVALUATING, TRUSTING
-from replay.question_files import QuestionsError, question_files, question_rows
+from replay.question_files import QuestionsError, question_files
 from replay.questions import load_questions
 from replay.trajectory import Question
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
 from scripts.options import Options, argument, option, overrides
-from scripts.setup import hub, model_source, preflight
+from scripts.setup import gpu_memory, hub, model_source, preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find
 from scripts.setup.overrides import fields_of
@@ -94,11 +94,15 @@ class EvaluateOptions(Options):
     samples: int = option("of each question: Avg@k and Pass@k", default=1, metavar="N", least=1)
     limit: int = option("only the first N questions of each set", default=0, metavar="N")
     exact: bool = option("one rollout at a time: the same numbers to the bit", default=False)
+    against: str | None = option("compare with it, or an evaluation's folder", metavar="MODEL")
+    engines: int = option("default: one, on GPUs as many as they hold", default=0, metavar="N")
     out: Path | None = option("default: one in evaluations/, by the settings", metavar="FOLDER")
     json: Path | None = option("write the report there too", metavar="FILE")
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.engines < 0:
+            raise ConfigError(f"--engines {self.engines}: give 0 (as many as fit) or more")
         if self.limit < 0:
             raise ConfigError(f"--limit {self.limit}: give 0 (every question) or more")
         if not 0.0 <= self.temperature < float("inf"):
@@ -160,6 +164,7 @@ class Plan:
     exact: bool
     settings: Settings
     folder: Path
+    engines: int = 1  # 0: as many as fit
 
     @property
     def asked(self) -> dict[str, list[Asked]]:
@@ -182,6 +187,7 @@ def planned(options: EvaluateOptions) -> Plan:
     for name, config in configs.items():  # the source of passages is checked once
         preflight.check_rollouts(config, searches=name == searching)
     shared = _prepared(base, found.folder, options.exact)
+    _require_gpus(options.engines, shared)
     weights = digest(found.folder)
     settings = Settings.of(shared, weights, options.temperature, options.exact)
     known = msgspec.json.encode([settings.weights, settings.values])
@@ -200,6 +206,7 @@ def planned(options: EvaluateOptions) -> Plan:
         exact=options.exact,
         settings=settings,
         folder=folder,
+        engines=options.engines,
     )
 
 
@@ -240,12 +247,21 @@ def _prepared(config: Config, model: Path, exact: bool) -> Config:
     return fitted_alone(prepared)
 
 
+def _require_gpus(engines: int, config: Config) -> None:
+    gpus, workers = len(gpu_memory.totals()), config.actors.tensor_parallel
+    if gpus and engines > (most := gpus // workers):
+        raise ConfigError(
+            f"--engines {engines}: each takes actors.tensor_parallel = {workers} of {gpus} GPUs "
+            f"here: give at most {most}"
+        )
+
+
 def agree(folder: Path, settings: Settings) -> None:
     """Record the folder's settings, or check them against its record. Raises ConfigError."""
     path, out = folder / SETTINGS, f"--out {str(folder)!r}"
     try:
         if path.exists():
-            if unequal := settings.differences(_recorded(path)):
+            if unequal := settings.differences(recorded(path)):
                 raise ConfigError(
                     f"{out} holds another evaluation: {'; '.join(unequal)}: give back what it was "
                     "begun with, or name another folder"
@@ -258,7 +274,8 @@ def agree(folder: Path, settings: Settings) -> None:
         raise ConfigError(f"{out}: {error.strerror}: name a folder that can be written") from error
 
 
-def _recorded(path: Path) -> Settings:
+def recorded(path: Path) -> Settings:
+    """The settings that a folder was begun with. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Settings)
     except (OSError, msgspec.DecodeError) as error:
@@ -301,9 +318,8 @@ def _sets_of(given: str, columns: QuestionColumns) -> Iterator[QuestionSet]:
         raise ConfigError(f"--sets {given}: {str(path)!r}: no file there: {remedy}")
     sets: dict[str, list[Question]] = {}
     try:
-        rows = (raw for _, raw in question_rows(path))
-        for question, raw in zip(load_questions(path, columns=columns), rows, strict=True):
-            sets.setdefault(name or _source(raw) or otherwise, []).append(question)
+        for question in load_questions(path, columns=columns):
+            sets.setdefault(name or question.source or otherwise, []).append(question)
     except QuestionsError as error:
         raise ConfigError(f"--sets {given}: {error}") from error
     for found, questions in sets.items():
@@ -318,11 +334,6 @@ def _named(given: str) -> tuple[str, Path, str]:
     local = hub.questions("--sets", value)
     otherwise = Path(local).stem if local == value else re.split("[/:@]", value)[1]
     return name, Path(local), otherwise
-
-
-def _source(raw: Any) -> str:
-    source = raw.get("data_source")
-    return source if isinstance(source, str) else ""
 
 
 def configured(

@@ -78,6 +78,38 @@ def details_table(report: Mapping[str, Any]) -> Group:
     return Group(Text("Details", style="bold"), Split(table, keys=2), endings)
 
 
+def paired_table(report: Mapping[str, Any]) -> Group:
+    """The comparison with another evaluation: a row for each method and set."""
+    other, name = report["against"], clean(report["name"])
+    theirs = clean(other["name"])
+    table = Table("method", "set", "questions", name, theirs, "difference [95 %]", "", "", "p")
+    for column, head in zip(table.columns[6:8], ("better", "worse"), strict=True):
+        column.header = head
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for method, sets in other["methods"].items():
+        for number, (of, each) in enumerate(sets.items()):
+            em = each["em"]
+            table.add_row(
+                Text(clean("" if number else method)),
+                Text(clean(of)),
+                f"{each['questions']:,}",
+                _three(em["here"]),
+                _three(em["there"]),
+                f"{em['difference']:+.3f} [{em['low']:+.3f}, {em['high']:+.3f}]",
+                f"{each['better']:,}",
+                f"{each['worse']:,}",
+                f"{each['p']:.2g}",
+            )
+        table.add_section()
+    notes = ["exact match, question by question; p: exact test of the questions they differ on"]
+    if left_out := max(list(s.values())[-1]["left_out"] for s in other["methods"].values()):
+        notes.append(f"without {left_out:,} questions that only one of them was asked")
+    notes += [f"they differ in more than weights: {clean(each)}" for each in other["unlike"]]
+    title = Text(f"{name} against {theirs}", style="bold")
+    return Group(title, Split(table, keys=2), Text("\n".join(notes), style="dim"))
+
+
 def _details(figures: Figures, metrics: Sequence[str]) -> list[str]:
     em = figures["scores"]["em"]
     scores = [f"{_three(em['mean'])} [{_three(em['low'])}, {_three(em['high'])}]"]

@@ -7,7 +7,7 @@ warnings and causes stay whole there, for whoever searches for them.
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -161,6 +161,8 @@ class Console:
             "bold green",
             short=True,
         )
+        for line in of_sets(result):
+            self.say(f"  {line}", "green", short=True)
         try:
             tokenizer = load_tokenizer(model_path)
         except ConfigError as error:
@@ -170,6 +172,19 @@ class Console:
             rollout = decode_trajectory(each.payload)
             shown_as = render((each.question, rollout, None), tokenizer)
             self._rich.print(shown_as, soft_wrap=False)
+
+
+def of_sets(result: EvalResult) -> Iterator[str]:
+    """Yield a line on what was scored beside exact match, and one on each data set."""
+    if result.parts:
+        yield "; ".join(f"{name} {mean:.3f}" for name, mean in result.parts.items())
+    for name, found in result.sets.items():
+        sampled = "" if found.sampled_em is None else f", sampled EM {found.sampled_em:.3f}"
+        parts = "".join(f", {part} {mean:.3f}" for part, mean in found.parts.items())
+        yield (
+            f"{name}: EM {found.em:.3f}{sampled}{parts}, {found.searches:.2f} searches, "
+            f"{found.questions} questions"
+        )
 
 
 def _parts(report: StepReport, total_steps: int) -> dict[str, str]:

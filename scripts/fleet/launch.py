@@ -287,6 +287,8 @@ def _leave(
     style = "bold green" if outcome == "completed" else "bold red"
     console.say(outcome if cause == outcome else f"{outcome}: {cause}", style)
     console.say(f"{outcome_of(report)}; {path}")
+    for line in summary.set_lines(report):
+        console.say(f"  {line}")
     if curve:
         console.say(f"learning curve: {curve}")
     if command := how_to_go_on(config, outcome):

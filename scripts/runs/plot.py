@@ -69,8 +69,19 @@ def draw(run_dir: Path) -> Path | None:
 
 
 def draw_evaluations(axes: Axes, evaluations: Sequence[EvalResult]) -> None:
-    """Draw exact match, greedy and where it was measured sampled, by the hops that are known."""
+    """Draw exact match, greedy and where it was measured sampled: of each data set, where there are
+    several, else by the hops that are known.
+    """
     steps = [result.step for result in evaluations]
+    if len(sets := list(dict.fromkeys(name for each in evaluations for name in each.sets))) > 1:
+        for name in sets:
+            told = [(each.step, each.sets[name]) for each in evaluations if name in each.sets]
+            at = [step for step, _ in told]
+            (line,) = axes.plot(at, [found.em for _, found in told], "o-", label=plain(name))
+            sampled = [found.sampled_em for _, found in told if found.sampled_em is not None]
+            if len(sampled) == len(at):
+                axes.plot(at, sampled, "o--", color=line.get_color(), alpha=0.6)
+        return
     for hops in sorted(evaluations[0].em_by_hops):
         colour = COLOURS.get(hops, "#555555")
         name = "" if hops == "0" else f"{plain(hops)} hop{'s' * (hops != '1')}, "

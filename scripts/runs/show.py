@@ -1,5 +1,5 @@
 """A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow. Before
-them, the sentinels that fired.
+them, what each data set came to and the sentinels that fired.
 """
 
 import sys
@@ -14,6 +14,8 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from configs.load import ConfigError, load
+from learner.errors import BadCheckpoint
+from learner.evaluations import Evaluations
 from learner.health.rules import RULES
 from learner.health.sentinels import Span, read_notes, spans
 from replay.codec import decode_trajectory
@@ -21,8 +23,9 @@ from replay.log.event_log import read
 from replay.log.history import GroupHistory
 from replay.log.records import Delivered, Sampled
 from replay.trajectory import Question, Trajectory
-from scripts.options import Options, argument, option
+from scripts.options import Options, argument, option, refusing
 from scripts.runs.log import log_of, reading
+from scripts.runs.scores import scores_table
 from scripts.setup.resolve import run_config
 from scripts.terminal import awaited, clean
 
@@ -179,6 +182,10 @@ def show(options: ShowOptions) -> None:
     log = log_of(options.run)
     config = load(run_config(options.run))
     tokenizer = load_tokenizer(config.model.path)
+    with refusing(BadCheckpoint):
+        scores = Evaluations(options.run, resumed_after=sys.maxsize).scores
+    if options.step is None and (table := scores_table(scores, config.learner.best)):
+        console.print(table)
     for span in spans(read_notes(options.run)):
         if options.step is None or span.first <= options.step <= span.last:
             console.print(Text(clean(alarm(span)), "bold yellow"))

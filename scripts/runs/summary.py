@@ -5,7 +5,7 @@ Written on success, failure and Ctrl-C alike, so a value that was never measured
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +136,7 @@ def build(
     fleet: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
     """Fold the run's log into the summary; `fleet` holds each actor's last gauges."""
-    path = Path(config.run_dir) / "events.log"
-    fold = RunFold(read(path) if path.exists() else ())
+    fold = RunFold(read(path) if (path := Path(config.run_dir) / "events.log").exists() else ())
     start = fold.evaluations[min(fold.evaluations)] if fold.evaluations else None
     final = fold.evaluations.get(config.learner.total_steps)  # of the last version alone
     train_wall_s = fold.train_wall_s
@@ -147,6 +146,7 @@ def build(
         **_evaluation("start", start),
         **_evaluation("final", final),
         "eval_questions": start.questions if start else None,
+        "eval_sets": _sets(start, final),
         "steps": max(fold.reports, default=0),
         "launches": max(fold.launches, 1),
         "wall_s": round(fold.earlier_wall_s + wall_s, 2),
@@ -213,7 +213,34 @@ def _evaluation(when: str, result: EvalResult | None) -> dict[str, Any]:
         f"em_{when}_by_hops": result.em_by_hops if result else None,
         f"sampled_em_{when}": _rounded(result.sampled_em if result else None, 4),
         f"searches_{when}": _rounded(result.searches if result else None, 3),
+        f"parts_{when}": {
+            part: _rounded(mean, 4) for part, mean in (result.parts if result else {}).items()
+        },
     }
+
+
+def _sets(start: EvalResult | None, final: EvalResult | None) -> dict[str, dict[str, Any]]:
+    """Of each data set the questions and what it came to, at the start and at the end."""
+    table: dict[str, dict[str, Any]] = {}
+    for when, result in (("start", start), ("final", final)):
+        for name, found in (result.sets if result else {}).items():
+            table.setdefault(name, {"questions": found.questions})[when] = {
+                "em": _rounded(found.em, 4),
+                "sampled_em": _rounded(found.sampled_em, 4),
+                "searches": _rounded(found.searches, 3),
+                **{part: _rounded(mean, 4) for part, mean in found.parts.items()},
+            }
+    return table
+
+
+def set_lines(report: dict[str, Any]) -> Iterator[str]:
+    """Yield the exact match on each data set, at the start and at the end, in words."""
+    for name, told in report["eval_sets"].items():
+        start, final = (
+            f"{told[when]['em']:.3f}" if when in told else "not evaluated"
+            for when in ("start", "final")
+        )
+        yield f"{name}: EM {start} -> {final}, {told['questions']} questions"
 
 
 def _rounded(value: float | None, digits: int = 2) -> float | None:

@@ -38,6 +38,7 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
+from scripts.setup import learning
 from scripts.setup.live import live_problems, no_purse
 from scripts.setup.machine import lacks, lacks_for_an_engine, record_bytes
 from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
@@ -332,54 +333,13 @@ def _records(config: Config) -> Iterator[str]:
         )
 
 
-def _signal(config: Config) -> Iterator[str]:
-    """Yield the contradictions that leave a rollout nothing to be compared with."""
-    baseline, replay = config.learner.baseline, config.replay
-    if not config.learner.total_steps:
-        return
-    if baseline == "leave_one_out" and replay.group_size == 1:
-        yield (
-            "replay.group_size = 1 with learner.baseline = 'leave_one_out': without it no sibling "
-            "is left: give 2 or more, or take learner.baseline=none learner.advantage_std=whiten"
-        )
-    elif baseline in ("mean", "optimal") and replay.group_size == 1:
-        yield (
-            "replay.group_size = 1: an advantage is a reward less the mean of its group's, which "
-            "is always 0 in a group of one, and nothing would be learned: give 2 or more, or "
-            "learner.baseline=critic"
-        )
-    elif replay.drop_no_signal and replay.group_size == 1:
-        yield (
-            "replay.drop_no_signal = True with replay.group_size = 1: a group of one has equal "
-            "rewards, and every one would be dropped: set it to false"
-        )
-    elif replay.drop_no_signal and baseline == "none":
-        yield (
-            "replay.drop_no_signal = True with learner.baseline = 'none': equal rewards are a "
-            "signal there: set it to false"
-        )
-    elif replay.drop_no_signal and baseline != "critic" and (by := _signal_of_equals(config)):
-        yield (
-            f"replay.drop_no_signal = True with {by}: it gives groups of equal rewards a signal, "
-            "and these would be dropped: set it to false"
-        )
-
-
-def _signal_of_equals(config: Config) -> str:
-    """The setting by which a group of equal rewards teaches; empty where none does."""
-    if config.learner.kl_in == "reward":
-        return "learner.kl_in = 'reward'"
-    turn_credit = config.learner.turn_credit
-    return f"learner.turn_credit = {turn_credit!r}" if turn_credit else ""
-
-
 _CHECKS = (
     folder,
     limits,
     _questions,
     prompts,
     _records,
-    _signal,
+    *learning.CHECKS,
     _keys,
     _environment,
     _acting,

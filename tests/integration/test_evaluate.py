@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from configs.load import load, save
 from configs.runtime.process import REPOSITORY
@@ -182,3 +183,26 @@ def test_samples_of_an_average_are_counted_question_by_question(
     assert figures["rows"] == 4 * QUESTIONS and figures["failed"] == 0
     assert score["em"] <= score["pass@2"] <= score["pass@4"]
     assert len({answer[:1] for answer in answers(out).values()}) > 1
+
+
+@pytest.mark.soak("evaluation")
+@pytest.mark.timeout(1500)
+def test_two_engines_share_the_work_and_two_checkpoints_are_compared(
+    start: Start, run: Path, tmp_path: Path
+) -> None:
+    other, out = tmp_path / "other", tmp_path / "out"
+    shutil.copytree(run / "checkpoints" / "step-3", other)
+    (file,) = (other / "model").glob("*.safetensors")
+    weights = {name: each + 0.02 for name, each in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
+    printed = ended(start(out, "--exact", "--engines", "2", "--against", str(other)))
+    assert "run-step-3 against other" in printed and "difference" in printed
+    alone = tmp_path / "alone"
+    ended(start(alone, "--exact", "--engines", "1"))
+    assert answers(alone) == answers(out), "whichever engine rolls out"
+    assert scores(alone) == scores(out)
+    report = json.loads((out / "report.json").read_text())
+    (pair,) = report["against"]["methods"]["search_r1"].values()
+    assert pair["questions"] == QUESTIONS and pair["left_out"] == 0
+    for side, folder in (("here", out), ("there", out / "against")):
+        assert scores(folder)["search_r1"]["demo"]["scores"]["em"]["mean"] == pair["em"][side]

@@ -25,11 +25,15 @@ SHORT = [
     "learner.total_steps=6",
     "learner.eval_every=3",
     "learner.checkpoint_every=3",
-    "questions.eval_limit=20",
+    "questions.columns.source=hops",
+    "questions.eval_limit=10",
+    "rewards.evaluated=format",
+    "learner.best=2/format",
     "replay.groups_per_step=4",
 ]
 TAGS = {
-    *("eval/em", "eval/sampled_em", "actor/reward", "actor/searches_per_rollout"),
+    *("eval/em", "eval/1/em", "eval/2/sampled_em", "eval/2/format", "eval/f1"),
+    *("eval/sampled_em", "actor/reward", "actor/searches_per_rollout"),
     *("actor/malformed_fraction", "learner/loss", "learner/behaviour_ratio_mean", "learner/ess"),
     *("learner/clip_fraction", "learner/entropy", "learner/grad_norm", "learner/wait_for_batch_s"),
     *("learner/wait_for_oldest_s", "replay/staleness", "replay/ready_groups"),
@@ -77,6 +81,13 @@ def check_whole(run: Run) -> None:
     assert summary["retrieval_requests"] > 0
     assert 0 <= summary["staleness_max"] <= summary["max_staleness"]
     assert set(summary["em_final_by_hops"]) == {"1", "2"} and summary["eval_questions"] == 20
+    assert {name: told["questions"] for name, told in summary["eval_sets"].items()} == {
+        "1": 10,
+        "2": 10,
+    }
+    scores = json.loads((run.run_dir / "evaluations.json").read_text())
+    assert scores.keys() == {"0", "3", "6"} and "2/format" in scores["6"]["greedy"]
+    assert (run.run_dir / "checkpoints" / "best" / "model").is_dir()
     events = scalars(run.run_dir)
     assert set(events.Tags()["scalars"]) >= TAGS
     assert max(point.value for point in events.Scalars("sync/probe_error")) <= 1e-4

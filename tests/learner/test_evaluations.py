@@ -7,7 +7,7 @@ import pytest
 
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 
 
 def result(step: int, em: float, sampled_em: float = 0.0) -> EvalResult:
@@ -54,3 +54,16 @@ def test_what_later_weights_answered_does_not_make_a_checkpoint_the_best(tmp_pat
     known.record(msgspec.structs.replace(result(10, 0.9), oldest_version=14, newest_version=15))
     assert known.finished(10) and known.best([5, 10]) == 5
     assert Evaluations(tmp_path, resumed_after=10).best([5, 10]) == 5
+
+
+def test_the_best_is_by_the_score_that_is_named(tmp_path: Path) -> None:
+    known = Evaluations(tmp_path)
+    for step, judge, nq in ((5, 0.9, 0.1), (10, 0.2, 0.6), (15, 0.3, 0.6)):
+        of_set = SetResult(1, nq, 0.5 if step == 10 else 0.7, 1.0, {"judge": 1.0 - judge})
+        scored = {"parts": {"judge": judge}, "sets": {"nq": of_set}}
+        known.record(msgspec.structs.replace(result(step, 0.5), **scored))
+    known.record(result(20, 1.0))  # it told neither
+    steps = [5, 10, 15, 20]
+    for named, best in (("judge", 5), ("nq/em", 15), ("nq/judge", 10), ("em", 20), ("f1", None)):
+        again = Evaluations(tmp_path, resumed_after=20, best=named)
+        assert again.best(steps) == best, named

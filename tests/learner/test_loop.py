@@ -102,6 +102,9 @@ class Written(dict[int, dict[str, float]]):
     def rollouts(self, batch: Batch, tokenizer: Any) -> None:
         self.rollouts_of += (batch.step,)
 
+    def gauges(self) -> dict[str, float]:
+        return {"learner/wandb_dropped_count": 0.0}
+
     def flush(self) -> None: ...
 
 

@@ -15,13 +15,15 @@ from configs.rewards import RewardsConfig, RewardWeights
 from configs.schema import Config, QuestionColumns, QuestionsConfig
 from replay.question_files import QuestionsError
 from replay.questions import (
-    MAX_EXTRA_CHARS,
+    MOST_SETS,
     NAMED_ROWS,
     Questions,
     load_questions,
     questions_of,
     read_questions,
+    sets_of,
 )
+from replay.rows import MAX_EXTRA_CHARS
 from replay.trajectory import Question
 
 FIVE = tuple(Question(f"q{i}", "text", ("a",)) for i in range(5))
@@ -227,14 +229,14 @@ def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
 def test_search_r1s_parquet_is_read_as_it_is(tmp_path: Path) -> None:
     rows = [search_r1("nq", 0), search_r1("hotpotqa", 0, ("1,000",))]
     assert load_questions(parquet(tmp_path / "train.parquet", rows)) == (
-        Question("nq/train_0", ASKED, ("Ann", "Bo")),
-        Question("hotpotqa/train_0", ASKED, ("1,000",)),
+        Question("nq/train_0", ASKED, ("Ann", "Bo"), source="nq"),
+        Question("hotpotqa/train_0", ASKED, ("1,000",), source="hotpotqa"),
     )
 
 
 def test_verls_parquet_is_read_as_it_is(tmp_path: Path) -> None:
     found = load_questions(parquet(tmp_path / "t.parquet", [verl("nq", 0), verl("nq", 1)]))
-    assert found[1] == Question("searchR1_nq/1", ASKED, ("Ann",))
+    assert found[1] == Question("searchR1_nq/1", ASKED, ("Ann",), source="searchR1_nq")
 
 
 def test_flashrags_lines_are_read_as_they_are(tmp_path: Path) -> None:
@@ -263,14 +265,17 @@ def test_asearchers_lines_are_read_as_they_are(tmp_path: Path) -> None:
 def test_our_own_parquet_keeps_its_ids(tmp_path: Path) -> None:
     row = {"id": "nq/test/0", "question": ASKED, "answers": ["A"], "hops": 2, "data_source": "nq"}
     path = parquet(tmp_path / "test.parquet", [row])
-    assert load_questions(path) == (Question("nq/test/0", ASKED, ("A",), 2),)
+    assert load_questions(path) == (Question("nq/test/0", ASKED, ("A",), 2, source="nq"),)
 
 
 def test_rows_of_several_layouts_may_stand_in_one_file(tmp_path: Path) -> None:
     ours = {"id": "a", "question": ASKED, "answers": ["A"], "golden_answers": None}
     theirs = {"id": None, "question": None, "answers": None} | verl("nq", 4)
     found = load_questions(parquet(tmp_path / "t.parquet", [theirs | ours, theirs]))
-    expected = Question("searchR1_nq/a", ASKED, ("A",)), Question("searchR1_nq/4", ASKED, ("Ann",))
+    expected = tuple(
+        Question(id, ASKED, (answer,), source="searchR1_nq")
+        for id, answer in (("searchR1_nq/a", "A"), ("searchR1_nq/4", "Ann"))
+    )
     assert found == expected
 
 
@@ -424,3 +429,36 @@ def test_a_star_stands_for_several_files_read_as_one(tmp_path: Path) -> None:
     assert len({question.id for question in found}) == 4
     with pytest.raises(QuestionsError, match="no file there"):
         load_questions(tmp_path / "none-*.parquet")
+
+
+def test_the_limit_of_an_evaluation_is_of_each_data_set(tmp_path: Path) -> None:
+    lines = [row(data_source=source) for source in ("nq", "nq", "nq", "hotpotqa")] + [row(), row()]
+    files = QuestionsConfig(eval=str(written(tmp_path, *lines)), eval_limit=2)
+    found = questions_of(Config(questions=files), "eval").questions
+    assert [question.source for question in found] == ["nq", "nq", "hotpotqa", "", ""]
+    sets = {name: len(of) for name, of in sets_of(found).items()}
+    assert sets == {"nq": 2, "hotpotqa": 1, "other": 2}
+    assert sets_of(found[-2:]) == {}, "without a name there are no sets"
+
+
+def test_another_column_may_name_the_data_set(tmp_path: Path) -> None:
+    path = written(tmp_path, row(id=1, about={"kind": "film"}), row(id=1, about={"kind": "book"}))
+    found = load_questions(path, columns=QuestionColumns(source="about.kind"))
+    assert [(each.id, each.source) for each in found] == [("film/1", "film"), ("book/1", "book")]
+    hops = load_questions(written(tmp_path, row(hops=2)), columns=QuestionColumns(source="hops"))
+    assert hops[0].source == "2", "a number is a name"
+    path = written(tmp_path, row(id=1, about={"kind": "film"}))
+    with pytest.raises(QuestionsError, match=r"no column 'kind' \(questions\.columns\.source\)"):
+        load_questions(path, columns=QuestionColumns(source="kind"))
+
+
+@pytest.mark.parametrize("source", ["a\nb", "x" * 101])
+def test_a_data_set_without_a_name_is_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises(QuestionsError, match="is no name of 1 to 100 printable characters"):
+        load_questions(written(tmp_path, row(data_source=source)))
+
+
+def test_more_data_sets_than_are_told_apart_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, *(row(data_source=f"s-{n}") for n in range(MOST_SETS + 1)))
+    with pytest.raises(QuestionsError, match="65 data sets, and an evaluation tells at most 64"):
+        questions_of(Config(questions=QuestionsConfig(eval=str(path))), "eval")

@@ -8,6 +8,11 @@ from typing import Literal
 import msgspec
 
 Kind = Literal["train", "eval"]
+# The parts that evaluations tell the means of.
+PARTS = (
+    "em", "f1", "substring", "format", "retrieval_hit", "search_cost", "avoidance", "environment",
+    "similarity", "judge", "custom",
+)  # fmt: skip
 
 
 class Fact(msgspec.Struct, frozen=True, tag=True):
@@ -36,6 +41,7 @@ class Question(msgspec.Struct, frozen=True):
 
     id: str
     hops: int = 0
+    source: str = ""
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -53,6 +59,7 @@ class Summary(msgspec.Struct, frozen=True):
     oldest_version: int
     newest_version: int
     reward_cause: str = ""
+    parts: dict[str, float] = {}
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -60,6 +67,17 @@ class Compacted(msgspec.Struct, frozen=True):
 
     payload_bytes: int
     version_sum: int
+
+
+class SetResult(msgspec.Struct, frozen=True):
+    """What the record claims that the questions of one data set came to."""
+
+    questions: int
+    em: float
+    sampled_em: float | None
+    searches: float
+    parts: dict[str, float] = {}
+    sampled_parts: dict[str, float] = {}
 
 
 class EvalResult(msgspec.Struct, frozen=True):
@@ -74,6 +92,9 @@ class EvalResult(msgspec.Struct, frozen=True):
     searches: float
     oldest_version: int
     newest_version: int
+    parts: dict[str, float] = {}
+    sampled_parts: dict[str, float] = {}
+    sets: dict[str, SetResult] = {}
 
 
 class RunStarted(Fact, frozen=True):

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from scripts.runs.record.facts import Kind, Summary
+from scripts.runs.record.facts import PARTS, Kind, Summary
 
 _VERSION = np.dtype("<i4")
 _TOKEN_BYTES = 4
@@ -103,6 +103,7 @@ def rollout_of(payload: bytes) -> Rollout:
         oldest_version=int(versions.min()),
         newest_version=int(versions.max()),
         reward_cause=found.reward_cause if found.reward is None else "",
+        parts=_parts_of(found) if found.kind == "eval" else {},
     )
     sampling = found.sampling
     return Rollout(
@@ -113,6 +114,11 @@ def rollout_of(payload: bytes) -> Rollout:
         seed=sampling.seed,
         reference=found.reference_tokens,
     )
+
+
+def _parts_of(found: _Payload) -> dict[str, float]:
+    parts = found.reward_parts
+    return {name: parts[name] for name in PARTS if name in parts and math.isfinite(parts[name])}
 
 
 def _faults(found: _Payload) -> Iterator[str]:

@@ -292,6 +292,27 @@ async def test_an_evaluation_is_exact_match_in_every_mode(mode: Any) -> None:
     assert right.reward == 1.0
 
 
+async def test_an_evaluation_tells_the_parts_that_are_named_and_earns_none() -> None:
+    parts = ("format", "avoidance", "judge")
+    async with JudgeServer(says("yes")) as server:
+        asked = JudgeConfig(url=server.url, model="tiny")
+        config = RewardsConfig(judge=asked, evaluated=parts)
+        score, _ = await scored(config, "king kelu", _evaluation())
+        trained, _ = await scored(config, "king kelu")
+    assert score.reward == 0.0 and score.parts["judge"] == 1.0
+    assert score.parts.keys() == {"em", "f1", "substring", *parts}
+    assert trained.parts == {"em": 0.0} and len(server.requests) == 1
+
+
+async def test_a_judge_that_is_down_leaves_an_evaluation_without_its_part() -> None:
+    async with JudgeServer(http(500, b"down")) as server:
+        asked = JudgeConfig(url=server.url, model="tiny", retries=0)
+        config = RewardsConfig(judge=asked, evaluated=("judge",))
+        score, gauges = await scored(config, "kelu", _evaluation())
+    assert score == Score(1.0, "", {"em": 1.0, "f1": 1.0, "substring": 1.0})
+    assert gauges["actor/unscorable_judge_count"] == 1
+
+
 @pytest.mark.parametrize(
     ("config", "reward"),
     [

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+from msgspec import structs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.metrics.metrics import Metrics, aggregate
-from replay.protocol import EvalResult
+from configs.load import parse
+from learner.metrics.metrics import Metrics, aggregate, evaluation_gauges
+from learner.metrics.settings import told_config
+from replay.protocol import EvalResult, SetResult
 
 RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 0.0}, 1.5, 18, 20)
 
@@ -51,3 +54,35 @@ def test_a_later_process_hides_what_it_writes_again(tmp_path: Path) -> None:
     events.Reload()
     written = [(e.step, e.value) for e in events.Scalars("learner/loss")]
     assert written == [(1, 1.0), (2, 2.0), (3, 7.0)]
+
+
+def test_each_data_set_has_gauges_of_its_own() -> None:
+    of_set = SetResult(3, 0.25, None, 1.0, {"judge": 0.5})
+    changed = {"parts": {"f1": 0.75}, "sampled_parts": {"f1": 0.5}, "sets": {"nq": of_set}}
+    gauges = evaluation_gauges(structs.replace(RESULT, **changed))
+    told = {name: value for name, value in gauges.items() if "nq/" in name or "f1" in name}
+    assert told == {
+        "eval/f1": 0.75,
+        "eval/sampled_f1": 0.5,
+        "eval/nq/em": 0.25,
+        "eval/nq/judge": 0.5,
+        "eval/nq/questions": 3.0,
+        "eval/nq/searches_per_rollout": 1.0,
+    }
+
+
+def test_without_tensorboard_there_are_no_event_files(tmp_path: Path) -> None:
+    with Metrics(tmp_path, config=parse("", ["learner.trackers=[]"], "")) as metrics:
+        metrics.write(1, {"learner/loss": 0.5})
+    assert list(tmp_path.iterdir()) == [] and metrics.gauges() == {}
+
+
+def test_no_tracker_is_told_what_may_be_a_secret() -> None:
+    overrides = (
+        "retrieval.url=http://me:hunter2@host",
+        "retrieval.token_file=/keys/token",
+        "seed=7",
+    )
+    told = told_config(parse("", overrides, ""))
+    assert told["seed"] == 7 and told["learner.lr"] == 1e-6
+    assert "hunter2" not in str(told) and "/keys" not in str(told)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +37,7 @@ def make_questions(count: int, stem: str = "q") -> tuple[Question, ...]:
 
 
 def summary_for(
-    lease: Lease, reward: float | None = None, version: int = 0, **other: int
+    lease: Lease, reward: float | None = None, version: int = 0, **other: Any
 ) -> Summary:
     """Make the result of a rollout of this lease; sibling i is rewarded i unless told otherwise."""
     return Summary(

@@ -218,3 +218,28 @@ def test_status_says_how_far_it_is(scene: Any) -> None:
     s.deliver("a", s.leased["a"][0])
     phase = s.send("console", Observe(0, 0)).phase
     assert phase == "evaluation of step 0: 1 of 4 rollouts"
+
+
+def test_each_data_set_has_a_result_and_so_has_each_part(scene: Any) -> None:
+    s = scene(evals=4)
+    named = ("nq", "nq", "hotpotqa", "")
+    s.ledger.state.eval_questions = tuple(
+        msgspec.structs.replace(question, source=source)
+        for question, source in zip(s.ledger.state.eval_questions, named, strict=True)
+    )
+    s.learner()
+    evaluate(s, 0)
+    s.actor("a", 8)
+    for lease in list(s.leased["a"]):
+        right = float(lease.question.id in ("e-0", "e-2") and lease.sibling == 0)
+        told = {"em": right, "f1": 0.5} | ({"judge": 1.0} if lease.question.source == "nq" else {})
+        s.deliver("a", lease, reward=right, parts=told)
+    result = evaluate(s, 0).result
+    assert (result.em, result.parts, result.sampled_parts) == (0.5, {"f1": 0.5}, {"f1": 0.5})
+    assert {name: (of.questions, of.em, of.sampled_em) for name, of in result.sets.items()} == {
+        "nq": (2, 0.5, 0.0),
+        "hotpotqa": (1, 1.0, 0.0),
+        "other": (1, 0.0, 0.0),
+    }
+    assert result.sets["nq"].parts == {"f1": 0.5, "judge": 1.0}
+    assert "judge" not in result.parts, "half of the rollouts make no mean"

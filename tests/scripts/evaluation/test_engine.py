@@ -3,8 +3,12 @@
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -24,6 +28,7 @@ from retrieval_server.protocol import (
     RetrievalTimeout,
     RetrievalUnreachable,
 )
+from scripts.evaluation import engine
 from scripts.evaluation.engine import (
     ATTEMPTS,
     IN_A_ROW,
@@ -35,11 +40,12 @@ from scripts.evaluation.engine import (
     _ending,
     _scratch,
     run,
+    spread,
     unless,
 )
 from scripts.evaluation.rows import Asked, Row, Rows, asked_of
 from tests.scripts.ask.asking import endpoint, refuse
-from tests.scripts.evaluation.cases import BY_ID, SETS, Answering
+from tests.scripts.evaluation.cases import BY_ID, NQ, SETS, Answering, lease_of
 
 
 async def for_ever() -> NoReturn:
@@ -100,8 +106,49 @@ def test_an_error_of_ours_is_not_taken_for_theirs() -> None:
     assert str(_ending(ExceptionGroup("", [mixed.exceptions[0]]))) == "gone"
 
 
-async def ask(name: str, roll_out: RollOut) -> None:
+async def ask(name: str, roll_outs: Sequence[RollOut]) -> None:
     raise AssertionError
+
+
+async def test_engines_share_the_work_a_rollout_at_a_time() -> None:
+    first, second, gate = Answering(), Answering(), asyncio.Event()
+
+    async def slow(lease: Lease) -> Trajectory:
+        await gate.wait()
+        return await first(lease)
+
+    roll_out = spread([slow, second])
+    leases = [lease_of(question) for question in NQ]
+    held = asyncio.create_task(roll_out(leases[0]))
+    await asyncio.sleep(0)
+    for lease in leases[1:]:
+        await roll_out(lease)
+    gate.set()
+    await held
+    assert [len(each.leases) for each in (first, second)] == [1, 3]
+    await asyncio.gather(*map(roll_out, leases))
+    assert [len(each.leases) for each in (first, second)] == [3, 5]
+
+
+@pytest.mark.parametrize(("engines", "started"), [(0, 2), (1, 1), (3, None)])
+async def test_as_many_engines_start_as_are_asked_for_or_fit(
+    engines: int, started: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter((SimpleNamespace(close=Mock(), set_policy_version=AsyncMock()),) * 2)
+
+    async def start(_: Config) -> Any:
+        if (policy := next(free, None)) is None:
+            raise EngineUnusable("no GPU is free")
+        return policy
+
+    monkeypatch.setattr(VllmPolicy, "start", start)
+    monkeypatch.setattr(engine.gpu_memory, "totals", lambda: [1 << 34] * 4)
+    with ExitStack() as stack:
+        if started is None:
+            with pytest.raises(EngineUnusable, match="no GPU is free"):
+                await engine._start(Config(), engines, stack)
+        else:
+            assert len(await engine._start(Config(), engines, stack)) == started
 
 
 async def test_searches_that_are_refused_end_it_before_an_engine_starts(tmp_path: Path) -> None:

@@ -48,20 +48,20 @@ def go_on(plan: Plan, rows: Rows) -> Answering:
     with Bars() as bars:
         ask = evaluate.asking(plan, rows, todo, bars)
         for name in plan.configs:
-            asyncio.run(ask(name, answering))
+            asyncio.run(ask(name, [answering]))
     return answering
 
 
 def test_killed_half_way_and_resumed_it_reports_the_same(plan: Plan, tmp_path: Path) -> None:
     with Rows(tmp_path / "whole.jsonl") as rows:
         assert len(go_on(plan, rows).leases) == 24
-        whole = evaluate.reported(plan, rows)
+        whole = evaluate.reported(plan, rows.by_rollout)
     lines = (tmp_path / "whole.jsonl").read_bytes()
     (tmp_path / "cut.jsonl").write_bytes(lines[: len(lines) // 2])
     with Rows(tmp_path / "cut.jsonl") as rows:
         done = len(rows.by_rollout)
         assert 0 < done < 24 and len(go_on(plan, rows).leases) == 24 - done
-        assert evaluate.reported(plan, rows) == whole
+        assert evaluate.reported(plan, rows.by_rollout) == whole
         evaluate.make(plan, rows)  # nothing is left: no engine starts
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from learner.health.rules import RULES, gauge_of, median_of
-from replay.protocol import EvalResult, StepReport
+from replay.protocol import EvalResult, SetResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
 GAUGES = {
@@ -146,6 +146,19 @@ def test_hops_are_told_where_questions_have_some(
     )
     Console().evaluation(result, (), str(tmp_path))
     assert said in capsys.readouterr().out
+
+
+def test_each_data_set_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = {"nq": SetResult(4, 0.5, 0.25, 1.0, {"judge": 0.75}), "lab/x": SetResult(6, 0, None, 2)}
+    Console().evaluation(
+        EvalResult(2, 10, 0.2, None, {}, {}, 1.6, 2, 2, {"judge": 0.5}, sets=sets),
+        (),
+        str(tmp_path),
+    )
+    _, judge, nq, other, *_ = capsys.readouterr().out.splitlines()
+    assert judge == "  judge 0.500"
+    assert nq == "  nq: EM 0.500, sampled EM 0.250, judge 0.750, 1.00 searches, 4 questions"
+    assert other == "  lab/x: EM 0.000, 2.00 searches, 6 questions"
 
 
 def test_what_a_log_or_a_policy_says_does_not_move_the_terminal() -> None:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from matplotlib import pyplot
 
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 from scripts.runs.plot import draw_evaluations
 
 BY_HOPS = {"1": 0.9, "2": 0.5}
@@ -42,3 +42,9 @@ def test_hops_are_named_where_questions_have_some(hops: dict[str, float], names:
 
 def test_greedy_evaluations_alone_are_drawn_too() -> None:
     assert labels(sampled_em=None, sampled_em_by_hops={}) == ["1 hop, greedy", "2 hops, greedy"]
+
+
+def test_several_data_sets_are_drawn_each_for_itself() -> None:
+    sets = {name: SetResult(5, 0.5, 0.25, 1.0) for name in ("nq", "hotpotqa")}
+    assert labels(sets=sets) == ["nq", "hotpotqa"]
+    assert labels(sets={"nq": sets["nq"]})[0] == "1 hop, greedy"

@@ -25,7 +25,7 @@ from replay.log.records import (
     Sampled,
 )
 from replay.log.summary import summarise
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 from replay.trajectory import Kind, Question, Sampling, StopReason, TokenSequence, Trajectory, Turn
 from scripts import cli
 from scripts.runs import plot, show, summary
@@ -111,6 +111,21 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert (built["weight_syncs"], built["refits"], built["token_mismatches"]) == (4, 1, 2)
     assert (built["generation_pause_share"], built["generation_pause_p99_s"]) == (0.04, 0.298)
     assert built["rollout_tokens_per_s"] == pytest.approx((3 + 1 + 2) / 10)
+
+
+def test_each_data_set_has_its_numbers_in_the_summary(config: Config) -> None:
+    of = {0: SetResult(4, 0.25, 0.5, 1.0, {"judge": 0.1}), 3: SetResult(4, 0.75, 0.5, 1.0)}
+    with EventLog.open(Path(config.run_dir) / "events.log") as log:
+        for step, found in of.items():
+            told = structs.replace(result(step, 0.5), sets={"nq": found}, parts={"f1": 0.5})
+            log.append([EvaluationFinished(112.0, told)])
+    built = summary.build(config, "completed", "completed", 20.0, {}, {})
+    assert built["parts_start"] == {"f1": 0.5} and built["eval_sets"]["nq"] == {
+        "questions": 4,
+        "start": {"em": 0.25, "sampled_em": 0.5, "searches": 1.0, "judge": 0.1},
+        "final": {"em": 0.75, "sampled_em": 0.5, "searches": 1.0},
+    }
+    assert list(summary.set_lines(built)) == ["nq: EM 0.250 -> 0.750, 4 questions"]
 
 
 def test_an_evaluation_before_the_end_is_not_final(config: Config) -> None:

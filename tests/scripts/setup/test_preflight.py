@@ -25,7 +25,7 @@ from replay.questions import left_out
 from replay.trajectory import Question, Search
 from scripts import cli
 from scripts.fleet import launch
-from scripts.setup import gpu_memory, preflight
+from scripts.setup import gpu_memory, learning, preflight
 from scripts.setup.resolve import resolve
 from tests.replay.conftest import record_searches
 from tests.retrieval_server.conftest import CONTENTS, serving
@@ -48,14 +48,53 @@ def test_a_good_configuration_passes(good: dict[str, str]) -> None:
     preflight.check(config(good))
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"learner.best": "judge"}, "do not score it: rewards.evaluated=judge"),
+        ({"learner.best": "nq/em"}, "no data set 'nq', none that is named (data_source)"),
+        (
+            {"learner.best": "nq/em", "questions.eval": "SETS"},
+            "questions.eval has no data set 'nq', only a, other: name another",
+        ),
+    ],
+)
+def test_a_best_that_no_evaluation_tells_is_refused(
+    good: dict[str, str], changed: dict[str, str], words: str
+) -> None:
+    sets = Path(good["questions.eval"]).with_name("sets.jsonl")
+    rows = [{"question": "?", "answers": ["a"], "data_source": name} for name in ("a", "")]
+    sets.write_text("\n".join(map(json.dumps, rows)))
+    named = {field: str(sets) if value == "SETS" else value for field, value in changed.items()}
+    with pytest.raises(ConfigError) as raised:
+        preflight.check(config(good | named))
+    assert str(raised.value).startswith("learner.best = ") and words in str(raised.value)
+    told = {"questions.eval": str(sets), "learner.best": "other/f1"}
+    preflight.check(config(good | told))
+
+
+def test_a_tracker_whose_package_is_absent_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    named = config({"learner.trackers": "[tensorboard, wandb, trackio]"})
+    monkeypatch.setattr(learning.importlib.util, "find_spec", lambda name: None)
+    told = list(learning.trackers(named))
+    assert [line.split("is not installed here: ")[1].split(" -m ")[1] for line in told] == [
+        f"pip install {name}, or leave it out" for name in ("wandb", "trackio")
+    ]
+    assert list(learning.trackers(config({}))) == []
+    (nameless,) = learning.trackers(config({"learner.tracker_project": "' '"}))
+    assert nameless.startswith("learner.tracker_project = ' ' is no name")
+
+
 def test_rows_that_cannot_be_used_are_said_before_the_start(good: dict[str, str]) -> None:
     assert list(left_out(config(good))) == []
     with Path(good["questions.train"]).open("a") as file:
         file.write('{"question": "who?", "answers": []}\n')
     preflight.check(config(good))
     said = list(left_out(config(good | {"questions.eval_limit": "1"})))
-    assert len(said) == 1 and "q.jsonl:2: answers is []" in said[0]
-    assert said[0].startswith("questions.train: left out, 1 of 2 rows cannot be used: ")
+    assert len(said) == 2, "of both files, of one of which the first row alone is asked"
+    for line, field in zip(said, ("questions.train", "questions.eval"), strict=True):
+        assert line.startswith(f"{field}: left out, 1 of 2 rows cannot be used: ")
+        assert "q.jsonl:2: answers is []" in line
 
 
 @pytest.mark.parametrize(
