@@ -98,6 +98,7 @@ class Run:
         self.step = batch.step
         seconds = time.perf_counter() - begun
         rate = gauges["learner/tokens"] / seconds
+        self.metrics.trained(self.step, shares, gauges)
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
     def publish(self) -> None:
@@ -155,6 +156,8 @@ class Run:
         gauges |= told
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
+        if self.step % self.config.learner.eval_every == 0:
+            self.metrics.rollouts(batch, self.tokenizer)
         for result in batch.evaluations:
             self._evaluated(result)
         log.info(

@@ -24,18 +24,11 @@ from rich.progress import Progress
 from rich.spinner import Spinner
 from rich.table import Column, Table
 
-# Characters that a terminal obeys: controls, and marks that show what follows in another order.
-_OBEYED = {
-    code: None
-    for codes in (
-        range(32), range(127, 160), (0x061C, 0x200E, 0x200F), range(0x202A, 0x202F),
-        range(0x2066, 0x206A),
-    )
-    for code in codes
-    if chr(code) not in "\n\t"
-}  # fmt: skip
+from configs.runtime.text import clean as clean
+
 FILE_WIDTH = 80  # of lines that every run has, where they go to no terminal
-FIRST_S, EVERY_S = 5.0, 15.0  # of lines without a terminal
+FIRST_S = 5.0  # without a terminal: what is over sooner has no line
+EVERY_S = 5.0  # between two lines of one job
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
 T = TypeVar("T")
 
@@ -72,11 +65,6 @@ def awaited(items: Iterable[T], text: str) -> Iterator[T]:
             except StopIteration:
                 return
         yield item
-
-
-def clean(text: str) -> str:
-    """The text without what a terminal would obey, but for line breaks and tabs."""
-    return text.translate(_OBEYED)
 
 
 def complain(text: str) -> None:

@@ -3,6 +3,7 @@
 Ratios are over the tokens with a finite behaviour log-prob, and measured before the update.
 """
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -29,6 +30,16 @@ STALENESS_BARS = {
     "5_8": (5, 8),
     "9_16": (9, 16),
     "17_up": (17, 1 << 30),
+}
+# The bars of the behaviour ratio: (from, to) of each; nearly all tokens lie around 1.
+RATIO_BARS = {
+    "to_0.5": (0.0, 0.5),
+    "0.5_0.8": (0.5, 0.8),
+    "0.8_0.95": (0.8, 0.95),
+    "0.95_1.05": (0.95, 1.05),
+    "1.05_1.25": (1.05, 1.25),
+    "1.25_2": (1.25, 2.0),
+    "2_up": (2.0, math.inf),
 }
 
 
@@ -117,8 +128,8 @@ def _staleness(staleness: Tensor) -> dict[str, float]:
 
 
 def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) -> dict[str, float]:
-    """Of the behaviour ratio at its configured level: mean, maximum, share outside the bounds; and
-    ESS per token and per sequence, untruncated and truncated.
+    """Of the behaviour ratio at its configured level: its bars, mean, maximum, share outside the
+    bounds; and ESS per token and per sequence, untruncated and truncated.
     """
     level, floor, cap = config.behaviour_level, config.behaviour_floor, config.behaviour_cap
     ratio = torch.cat(
@@ -126,7 +137,11 @@ def _ratios(parts: list[TokenFacts], tokens: TokenFacts, config: LearnerConfig) 
     )
     sequences = torch.cat([_sequences(part.log_ratio, part) for part in parts])
     log_ratios = tokens.log_ratio[tokens.usable]
-    return {
+    shares = {
+        f"learner/ratio_tokens_{bar}": float(((ratio >= low) & (ratio < up)).double().mean())
+        for bar, (low, up) in RATIO_BARS.items()
+    }
+    return shares | {
         "learner/behaviour_ratio_mean": float(ratio.mean()),
         "learner/behaviour_ratio_max": float(ratio.max()),
         "learner/truncated_fraction": float(((ratio > cap) | (ratio < floor)).double().mean()),

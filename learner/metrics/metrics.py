@@ -1,20 +1,22 @@
 """A run's numbers: one of a fleet's gauges by name, an evaluation's, and where they go."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from transformers import PreTrainedTokenizerBase
 
-from configs.load import leaves, marked
 from configs.runtime.files import write_json
 from configs.schema import Config
-from configs.section import NAMES_SECRET, REACHES_OUT, RUNS_CODE
+from learner.batch import TrainingBatch
+from learner.metrics.histograms import histograms
 from learner.metrics.relay import Relay
+from learner.metrics.samples import samples
+from learner.metrics.settings import told_config
 from learner.metrics.tensorboard import TensorBoard
 from learner.metrics.tracker import Opening
-from replay.protocol import EvalResult, SetResult
+from replay.protocol import Batch, EvalResult, SetResult
 
 ID_FILE = "tracker.json"  # in the run's directory: the id under which trackers know it
 # Counters of one process; the fleet's is their sum. Everything else not named below is averaged.
@@ -96,7 +98,7 @@ class Metrics:
         the run wrote at that step and after it.
         """
         names = dict.fromkeys(config.learner.trackers if config else ("tensorboard",))
-        self._board = TensorBoard(run_dir, purge_step) if "tensorboard" in names else None
+        self._board = TensorBoard(run_dir, purge_step, config) if "tensorboard" in names else None
         others = [name for name in names if name != "tensorboard"]
         opening = _opening(Path(run_dir), config) if config and others else None
         self._relays = [Relay(name, opening) for name in others if opening]
@@ -114,9 +116,23 @@ class Metrics:
         for relay in self._relays:
             relay.write(step, gauges)
 
+    def trained(
+        self, step: int, shares: Sequence[TrainingBatch], gauges: Mapping[str, float]
+    ) -> None:
+        """Write the histograms of a step that was trained."""
+        if self._board:
+            self._board.histograms(step, histograms(shares, gauges))
+
+    def rollouts(self, batch: Batch, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Write a few rollouts of the batch of a step, as text."""
+        if self._board:
+            self._board.texts("rollouts", batch.step, samples(batch, tokenizer))
+
     def evaluation(self, result: EvalResult) -> None:
         """Write an evaluation at its step."""
         self.write(result.step, evaluation_gauges(result))
+        if self._board:
+            self._board.result(result.step, {"final/em": result.em})
         self.flush()
 
     def gauges(self) -> dict[str, float]:
@@ -136,15 +152,6 @@ class Metrics:
             self._board.close()
         for relay in self._relays:
             relay.close()
-
-
-def told_config(config: Config) -> dict[str, Any]:
-    """The fields of a configuration, by dotted names, that are no secret's: none that runs code,
-    names a secret or an address, for these may hold one.
-    """
-    kept_back = {field for mark in (NAMES_SECRET, REACHES_OUT, RUNS_CODE) for field in marked(mark)}
-    found = leaves(msgspec.to_builtins(config))
-    return {field: value for field, value in found if field not in kept_back}
 
 
 def _opening(run_dir: Path, config: Config) -> Opening:

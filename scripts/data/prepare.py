@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 from rich.console import Console
+from rich.progress import BarColumn
 from rich.table import Table
 
 from actors.answers import normalize_answer
@@ -102,7 +103,7 @@ def prepared(options: PrepareOptions, columns: QuestionColumns) -> dict[str, Any
         "eval": find(_names(options.eval), EVAL, options.from_),
     }
     refused: list[Row] = []
-    with Bars() as bars:
+    with Bars("{task.description}", BarColumn(), "{task.completed:,} rows") as bars:
         rows = {kind: _read(each, columns, refused, bars) for kind, each in sources.items()}
     both = _asked(rows["train"]) & _asked(rows["eval"])
     overlap = {

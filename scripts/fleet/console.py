@@ -1,23 +1,28 @@
 """The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
 
-In a terminal no line is wider than it. In a file the lines that every run has are of FILE_WIDTH, so
-that they can be read anywhere; warnings and causes stay whole there, for whoever searches for them.
+In a terminal no line is wider than it, and once the live view is open, that tells of the steps.
+In a file the lines that every run has are of FILE_WIDTH, so that they can be read anywhere;
+warnings and causes stay whole there, for whoever searches for them.
 """
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console as RichConsole
 
 from configs.load import ConfigError
+from configs.schema import Config
 from learner.health.rules import Announcer
 from replay.codec import decode_trajectory
-from replay.protocol import EvalResult, Evaluated, StepReport
+from replay.protocol import EvalResult, Evaluated, Status, StepReport
+from scripts.fleet.view import Facts, View
 from scripts.runs.show import load_tokenizer, render
 from scripts.terminal import FILE_WIDTH, broken, clean
 
 REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
+EVENTS = ("yellow", "bold yellow", "bold red", "bold green")  # the styles of what came about
 
 LEGEND = {  # of the line of a step, in its order
     "tok/s": "tokens that all actors together sampled in the last second",
@@ -47,6 +52,30 @@ class Console:
         self.phases_s: dict[str, float] = {}
         self._phase, self._since = "", time.monotonic()
         self._last_line = time.monotonic()
+        self._view: View | None = None
+
+    def open(self, config: Config, phase: str) -> None:
+        """Show the live view of a run, where there is a terminal that can have one, and open its
+        first phase.
+        """
+        if self._rich.is_interactive:
+            name, bound = Path(config.run_dir).name, config.replay.max_staleness
+            now = time.monotonic()
+            facts = Facts(name, config.learner.total_steps, bound, now, phase, now)
+            self._view = View(self._rich, facts)
+        self.phase(phase)
+
+    def close(self) -> None:
+        """Leave the last of the live view standing, and print lines from now on."""
+        if self._view:
+            view, self._view = self._view, None
+            view.close()
+
+    def status(self, status: Status, actors: Mapping[str, str]) -> None:
+        """How the run stands, and of each actor why it does not work ('' where it does)."""
+        if self._view:
+            self._view.actors(actors, status.fleet)
+        self.remind(status.phase)
 
     def say(self, text: str, style: str = "", short: bool = False) -> None:
         """One line, of several in a terminal too narrow for it; `short`: in a file too."""
@@ -54,6 +83,8 @@ class Console:
         for line in clean(text).split("\n"):
             shown = broken(line, width) if len(line) > width > 0 else line
             self._rich.print(shown, style=style, markup=False)
+        if self._view and style in EVENTS:
+            self._view.event(text, style)
         self._last_line = time.monotonic()
 
     def moved(self) -> str:
@@ -73,17 +104,29 @@ class Console:
         self._phase, self._since = name, now
         if name:
             self.say(f"{name} ...", "bold")
+        if self._view:
+            self._view.phase(name)
 
     def remind(self, what: str) -> None:
         """After a silence, say what the run is doing or waiting for."""
-        if time.monotonic() - self._last_line > REMIND_S:
+        if self._view:
+            self._view.now(what)
+        elif time.monotonic() - self._last_line > REMIND_S:
             in_phase = f"({time.monotonic() - self._since:.0f} s in this phase)"
             self.say(f"  ... {what} {in_phase}", "dim", short=True)
 
     def step(self, report: StepReport, total_steps: int) -> None:
-        """One line, of as much as a terminal has room for; in a file all, in lines of FILE_WIDTH.
-        Below it the sentinels that begin to fire.
+        """One line, of as much as a terminal has room for; in a file all, in lines of FILE_WIDTH;
+        none beside the live view. Below it the sentinels that begin to fire.
         """
+        if self._view:
+            self._view.step(report)
+        else:
+            self._line(report, total_steps)
+        for line in self._announcer.lines(report.step, report.gauges):
+            self.say(line, "bold yellow", short=True)
+
+    def _line(self, report: StepReport, total_steps: int) -> None:
         parts = _parts(report, total_steps)
         if self._rich.is_terminal:
             for word in LEAST_FIRST:
@@ -100,11 +143,11 @@ class Console:
                 lines.append("  ")
             lines[-1] += part
         self.say("\n".join(lines))
-        for line in self._announcer.lines(report.step, report.gauges):
-            self.say(line, "bold yellow", short=True)
 
     def evaluation(self, result: EvalResult, shown: Sequence[Evaluated], model_path: str) -> None:
         """An evaluation's line, and the newest of its rollouts."""
+        if self._view:
+            self._view.evaluation(result)
         known = sorted((n, em) for n, em in result.em_by_hops.items() if n != "0")
         hops = ", ".join(f"{n} hop{'s' * (n != '1')} {em:.2f}" for n, em in known)
         versions = f"version {result.oldest_version}"

@@ -229,7 +229,7 @@ def run(
     outcome, cause, gauges = "failed", "", {}
     with Interrupt(polled=True) as stop, detach.loose(console, run_dir / detach.LOG) as started:
         try:
-            console.phase("starting Ray and placing processes")
+            console.open(config, "starting Ray and placing processes")
             with Fleet(run_dir / "logs", directory, ENVIRONMENT, cluster) as fleet:
                 stop.arm()  # Ray has put handlers of its own in the way
                 fleet.start(commands(config, progress, cluster.servers if cluster else ()))
@@ -279,6 +279,7 @@ def _leave(
     wall_s: float,
     gauges: dict[str, dict[str, float]],
 ) -> None:
+    console.close()
     console.phase("")
     run_dir = Path(config.run_dir)
     report = summary.build(config, outcome, cause, wall_s, console.phases_s, gauges)

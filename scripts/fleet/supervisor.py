@@ -28,6 +28,7 @@ from scripts.fleet.money import MoneyWatch
 from scripts.fleet.restarts import BudgetSpent, Restarts
 from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
+from scripts.fleet.view import TRAINING
 from scripts.fleet.wait_graph import wait_graph
 from scripts.setup.preflight import lacks_descriptors
 
@@ -265,12 +266,21 @@ class Supervisor:
         reached += [report.step for report in status.steps]
         self.restarts.reach(max(reached, default=-1))
         self._steps, self._evaluations = status.reported, status.evaluated
-        self._console.remind(status.phase)
+        self._console.status(status, self._actor_states())
+
+    def _actor_states(self) -> dict[str, str]:
+        states = self.restarts.states()
+        actors = {*filter(is_actor, self._fleet.members), *filter(is_actor, states)} - self._left
+        return {name: states.get(name, "") for name in sorted(actors, key=_in_order)}
 
     def _begin_training(self) -> None:
         if not (self._training or self._asked):
             self._training = True
-            self._console.phase("training")
+            self._console.phase(TRAINING)
+
+
+def _in_order(name: str) -> tuple[int, str]:
+    return len(name), name
 
 
 @contextlib.contextmanager

@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # heavy imports wait until the number of threads is set
     from learner.trainer import Trainer
 
 MOST_EPOCHS = 1_000_000
+READING = "reading the demonstrations"
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,14 @@ def demonstrations(
 
     if options.from_run:
         digest = tokenizer_digest(tokenizer)
-        rows, left_out = read_run(options.from_run, options.reward, digest, config)
+        with status(READING):
+            rows, left_out = read_run(options.from_run, options.reward, digest, config)
         for cause, count in left_out.items():
             said = clean(f"left out: {count} trajectories {cause}")
             console.print(said, highlight=False, markup=False)
         return rows
     prompter = Prompter(tokenizer, config.questions, config.actors)
-    with status("reading the demonstrations"):
+    with status(READING):
         rows, bad = read_files(options.demonstrations, prompter, config, options.skip_bad)
     for problem in bad:
         said = clean(f"left out: {problem}")

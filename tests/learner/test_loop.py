@@ -87,12 +87,20 @@ class Written(dict[int, dict[str, float]]):
     """Metrics, in memory."""
 
     evaluations: tuple[int, ...] = ()
+    histograms: tuple[int, ...] = ()
+    rollouts_of: tuple[int, ...] = ()
 
     def write(self, step: int, gauges: dict[str, float]) -> None:
         self[step] = gauges
 
     def evaluation(self, result: EvalResult) -> None:
         self.evaluations += (result.step,)
+
+    def trained(self, step: int, shares: Sequence[TrainingBatch], gauges: dict[str, float]) -> None:
+        self.histograms += (step,)
+
+    def rollouts(self, batch: Batch, tokenizer: Any) -> None:
+        self.rollouts_of += (batch.step,)
 
     def gauges(self) -> dict[str, float]:
         return {"learner/wandb_dropped_count": 0.0}
@@ -189,6 +197,11 @@ def test_an_evaluation_that_came_with_a_batch_is_written_once(run: Run) -> None:
     train(changed(run, eval_every=1))
     assert run.metrics.evaluations == (0, 1, 2, 3)
     assert run.evaluations.unfinished == []
+
+
+def test_each_step_has_histograms_and_each_evaluated_one_rollouts(run: Run) -> None:
+    train(changed(run, eval_every=2))
+    assert run.metrics.histograms == (1, 2, 3) and run.metrics.rollouts_of == (2,)
 
 
 def test_every_number_reaches_replay_and_tensorboard(run: Run) -> None:

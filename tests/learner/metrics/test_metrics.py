@@ -6,7 +6,8 @@ from msgspec import structs
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from configs.load import parse
-from learner.metrics.metrics import Metrics, aggregate, evaluation_gauges, told_config
+from learner.metrics.metrics import Metrics, aggregate, evaluation_gauges
+from learner.metrics.settings import told_config
 from replay.protocol import EvalResult, SetResult
 
 RESULT = EvalResult(20, 300, 0.5, 0.25, {"1": 0.75, "2": 0.25}, {"1": 0.5, "2": 0.0}, 1.5, 18, 20)

@@ -12,6 +12,7 @@ from replay.questions import load_questions
 from scripts import cli
 from scripts.data import data_sets
 from scripts.data.data_sets import HOPS, hops_of
+from tests.scripts.terminals import run_in_terminal
 
 # The splits that FlashRAG has of each set, and the ids that its rows have.
 SPLITS = {
@@ -236,3 +237,11 @@ def test_a_file_without_a_usable_row_is_refused(
 )
 def test_hops_are_the_sets_or_the_ids(source: str, id: str, told: int, hops: int) -> None:
     assert hops_of(source, id, told) == hops
+
+
+def test_a_terminal_shows_how_many_rows_have_been_read(tmp_path: Path) -> None:
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"question": "who?", "answers": ["x"]}\n')
+    given = ["data", "prepare", str(tmp_path / "out"), "--train", f"own={own}", "--eval", ""]
+    code, said = run_in_terminal(["-m", "scripts.cli", *given])
+    assert code == 0 and "1 rows" in said

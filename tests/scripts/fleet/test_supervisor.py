@@ -299,7 +299,7 @@ def test_a_silent_replay_is_replaced_beside_an_actor_that_does_not_serve(
 
 def test_the_newest_step_is_told_to_who_bounds_restarts(tmp_path: Path) -> None:
     made, told = supervised(tmp_path, Fleet([])), list[int]()
-    made.restarts = SimpleNamespace(reach=told.append)  # type: ignore[assignment]
+    made.restarts = SimpleNamespace(reach=told.append, states=dict)  # type: ignore[assignment]
     evaluation = EvalResult(5, 1, 1.0, 1.0, {}, {}, 1.0, 5, 5)
     steps = (StepReport(4, {}), StepReport(6, {}))
     for status in (Status(steps, (), {}, {}, "", ""), Status((), (evaluation,), {}, {}, "", "")):

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -179,7 +180,11 @@ def test_a_run_s_rewarded_trajectories_are_learnt(
     given: list[str],
     tmp_path: Path,
     spelling_model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    told = list[str]()
+    shown = lambda text: told.append(text) or nullcontext()  # noqa: E731
+    monkeypatch.setattr("scripts.warm_start.warm_start.status", shown)
     digest = tokenizer_digest(load_tokenizer(str(spelling_model_path)))
     run = make_recorded_run(str(spelling_model_path), digest=digest)
     run.deliver_all()
@@ -187,6 +192,7 @@ def test_a_run_s_rewarded_trajectories_are_learnt(
     warm = Warm()
     assert warm(*words, "--held-out", "0", "--rows", "2") == 0
     assert "rewarded below 1" in warm.said
+    assert told[0] == "reading the demonstrations"  # a log may be long
     assert (tmp_path / "out" / "model" / "model.safetensors").is_file()
 
 
