@@ -184,13 +184,14 @@ class Programs:
         if self._supervisor is supervisor:
             self._supervisor = None
             supervisor.close()
-            self._leaving = [*(each for each in self._leaving if not each.ended), supervisor]
+            self._leaving.append(supervisor)
 
 
 class _Supervisor:
     """A supervisor's process. Raises ProgramFailed where its entry point cannot be loaded."""
 
     def __init__(self, settings: ProgramConfig) -> None:
+        self._folders = ""
         self._control, theirs = socket.socketpair()
         words = [sys.executable, "-m", "actors.gateway.supervisor", str(theirs.fileno())]
         with theirs:
@@ -235,6 +236,8 @@ class _Supervisor:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if self._folders:  # of one that was killed
+            shutil.rmtree(self._folders, ignore_errors=True)
 
     def _hello(self) -> str:
         self._control.settimeout(_LOADED_WITHIN_S)
@@ -245,7 +248,9 @@ class _Supervisor:
             raise ProgramFailed(f"it was not loaded within {_LOADED_WITHIN_S:g} s") from error
         if not told:
             raise ProgramFailed("its process ended while it was loaded: the actor's log says why")
-        return str(json.loads(told)["fault"])
+        said = json.loads(told)
+        self._folders = str(said["folders"])
+        return str(said["fault"])
 
 
 def environment_of(settings: ProgramConfig) -> dict[str, str]:

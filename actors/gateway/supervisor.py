@@ -17,9 +17,11 @@ import inspect
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,10 +78,12 @@ def _module(place: str) -> Any:
 
 
 class Supervisor:
-    """Forks a warden for each connection, until the actor has gone and all wardens have."""
+    """Forks a warden for each connection, until the actor has gone and all wardens have; then
+    removes `folders`, which holds those of programs.
+    """
 
-    def __init__(self, control: socket.socket, function: Function | None) -> None:
-        self._control, self._function = control, function
+    def __init__(self, control: socket.socket, function: Function | None, folders: str) -> None:
+        self._control, self._function, self._folders = control, function, folders
         self._wardens: set[int] = set()
         self._orphans = False  # of a warden that was killed
 
@@ -90,6 +94,7 @@ class Supervisor:
         while self._wardens or self._orphans:
             time.sleep(_ROUND_S)
             self._reap()
+        shutil.rmtree(self._folders, ignore_errors=True)
 
     def _take(self) -> bool:
         """Fork a warden if one is asked for; False once nobody can ask any more."""
@@ -99,7 +104,8 @@ class Supervisor:
         for each in connections:
             if (pid := os.fork()) == 0:
                 self._control.close()
-                leave(Warden(socket.socket(fileno=each), self._function).run)
+                connection = socket.socket(fileno=each)
+                leave(Warden(connection, self._function, self._folders).run)
             self._wardens.add(pid)
             os.close(each)
         return bool(told)
@@ -126,11 +132,12 @@ def main(arguments: Sequence[str]) -> None:
         function = load(entry_point[0]) if entry_point else None
     except BadEntryPoint as error:
         fault = str(error)
-    control.sendall(json.dumps({"fault": fault}).encode() + b"\n")
+    folders = "" if fault else tempfile.mkdtemp(prefix="forage-programs-")
+    control.sendall(json.dumps({"fault": fault, "folders": folders}).encode() + b"\n")
     if not fault:
         gc.collect()
         gc.freeze()  # what is loaded stays shared with the forks
-        Supervisor(control, function).run()
+        Supervisor(control, function, folders).run()
 
 
 if __name__ == "__main__":

@@ -35,10 +35,12 @@ Function = Callable[[dict[str, Any]], Any]
 
 
 class Warden:
-    """The parent of one program: starts it, waits, ends all that it has started, and tells."""
+    """The parent of one program: starts it, waits, ends all that it has started, and tells.
+    `folders`: where the program's own is made.
+    """
 
-    def __init__(self, connection: socket.socket, function: Function | None) -> None:
-        self._connection, self._function = connection, function
+    def __init__(self, connection: socket.socket, function: Function | None, folders: str) -> None:
+        self._connection, self._function, self._folders = connection, function, folders
         self._said: dict[int, bytearray] = {}  # the end of what was read from each pipe
         self._keep: dict[int, int] = {}  # how much of it
         self._open: set[int] = set()
@@ -49,7 +51,7 @@ class Warden:
         if request is None:
             return  # the actor has given it up before it began
         adopt()
-        folder = tempfile.mkdtemp(prefix="forage-program-")
+        folder = tempfile.mkdtemp(prefix="program-", dir=self._folders)
         try:
             told = self._supervise(request, folder)
         finally:

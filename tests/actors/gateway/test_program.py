@@ -69,7 +69,7 @@ async def test_it_has_a_folder_of_its_own_and_none_of_the_actor_s_secrets(
     source += "open('left', 'w').write('x'); print('{}')"
     ended = await run(written(source, variables=("TOOL_KEY",)))
     where, environment, _ = ended.output.splitlines()
-    assert "forage-program-" in where and where.endswith(" []")
+    assert "/forage-programs-" in where and where.endswith(" []")
     assert not Path(where.split()[0]).exists()
     assert "s3cret" not in environment and "handed on" in environment
 
@@ -219,7 +219,7 @@ async def test_a_killed_supervisor_fails_its_programs_and_is_replaced(written: S
 @pytest.mark.slow
 async def test_what_a_killed_warden_leaves_is_killed_too(written: Settings, tmp_path: Path) -> None:
     sleeper = f"[sys.executable, '-c', 'import time; time.sleep(64)', '{tmp_path}']"
-    source = "import os, signal, subprocess, sys\n"
+    source = f"import os, signal, subprocess, sys\nopen('{tmp_path}/at', 'w').write(os.getcwd())\n"
     source += f"subprocess.Popen({sleeper}, start_new_session=True)\nos.kill(os.getppid(), 9)\n"
     async with Programs(written(source)) as programs:
         with pytest.raises(ProgramFailed, match="what supervises it was killed"):
@@ -228,6 +228,7 @@ async def test_what_a_killed_warden_leaves_is_killed_too(written: Settings, tmp_
         while living(str(tmp_path)) and time.monotonic() < ends:
             await asyncio.sleep(0.05)
     assert living(str(tmp_path)) == []
+    assert not Path((tmp_path / "at").read_text()).parent.exists()
 
 
 @pytest.mark.slow
