@@ -138,6 +138,9 @@ def _kind(kind: Any) -> str:
         return f"list of {_kind(parts[0])}"
     if origin is dict:
         return "`key: value` lines"
+    if isinstance(kind, type) and issubclass(kind, Section):
+        named = ", ".join(f"`{field.name}`" for field in msgspec.structs.fields(kind))
+        return f"sections of {named}"
     return _NAMES[kind]
 
 

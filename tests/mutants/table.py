@@ -384,7 +384,7 @@ MUTANTS = (
     ),
     Mutant(
         "version tagged one late",
-        "actors/policies/vllm.py",
+        "actors/policies/outputs.py",
         "= int(span.version)",
         "= max(0, int(span.version) - 1)",
         ("tests/actors/policies/test_vllm.py::test_spans_become_one_version_per_token",),
