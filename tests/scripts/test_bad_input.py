@@ -332,7 +332,7 @@ SETTINGS = [
     ("wandb.project=x", "set learner.trackers=[tensorboard,wandb], or trackio in its place"),
     ("report_to=wandb", "set learner.trackers=[tensorboard,wandb], or trackio in its place"),
     ("learner.trackers=mlflow", "learner.trackers"),
-    ("environment.name=serch_r1", "choose one of search_r1, tool_call, no_search, rag, program, or"),
+    ("environment.name=serch_r1", "tool_call, no_search, rag, program, or name"),
     ("environment.name=none:Game", "none cannot be imported: ModuleNotFoundError"),
     ("environment.name=tool_call", "its tokenizer has no chat template"),
     ("environment.tools=calculator", "name a tool as package.module:function"),
