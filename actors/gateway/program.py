@@ -7,9 +7,8 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,27 +19,23 @@ import msgspec
 from actors.errors import ProgramFailed
 from actors.gateway.protocol import ResultRequest
 from actors.gateway.sessions import Result
+from actors.gateway.supervisor_process import SupervisorProcess, environment_of, settings_of
 from actors.gateway.warden import ENDED, LATE
 from configs.environment import PROGRAM, ProgramConfig
 from configs.load import ConfigError
 from configs.schema import Config
 
-_LOADED_WITHIN_S = 120.0  # an entry point may import much
+_BEGUN_WITHIN_S = 30.0  # a program, once its supervisor has been asked
 _TOLD_WITHIN_S = 30.0  # how a program ended, once it has to
-_CLOSED_WITHIN_S = 10.0
+_JSON_BYTES = 6  # at most, of a byte that was said
 _SHOWN = 300  # characters of what a program said
-# Of the actor's environment: where things lie, and the run's mark, by which its guardian finds
-# whatever is left when the run is killed. Nothing that may be a secret.
-_HANDED_ON = (
-    *("HOME", "LANG", "LANGUAGE", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "LOGNAME", "PATH"),
-    *("PYTHONPATH", "SHELL", "TERM", "TZ", "USER", "VIRTUAL_ENV", "FORAGE_RUN", "FORAGE_TESTS"),
-)
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Ended(msgspec.Struct, frozen=True):
     """The end of a program. `status`: its exit status, or, negative, the signal that ended it;
-    `left`: the processes that it left behind; `output`, `errors`: the ends of what it said.
+    `left`: the processes that it left behind; `output`: a function's value, or the end of what a
+    command, and all that it had started, had printed when it ended; `errors`: the end of what was
+    said on standard error; `cut`: the output begins within a line.
     """
 
     cause: str
@@ -48,6 +43,7 @@ class Ended(msgspec.Struct, frozen=True):
     left: int
     output: str
     errors: str
+    cut: bool = False
 
     def fault(self, settings: ProgramConfig) -> str:
         """Why it is no program that ended well; '' for one that is."""
@@ -69,8 +65,8 @@ class Programs:
         self._settings = settings
         self._places = asyncio.Semaphore(settings.at_once)
         self._starting = asyncio.Lock()
-        self._supervisor: _Supervisor | None = None
-        self._leaving: list[_Supervisor] = []  # earlier ones, closed; dead, or soon to be
+        self._supervisor: SupervisorProcess | None = None
+        self._leaving: list[SupervisorProcess] = []  # earlier ones, closed; dead, or soon to be
         self._running = self._begun = self._late = self._failed = self._left = 0
 
     async def __aenter__(self) -> Self:
@@ -103,6 +99,10 @@ class Programs:
         self._left += ended.left
         return ended
 
+    def refuse(self, ended: Ended) -> None:
+        """Count a program as failed that ended well, and yet came to nothing of use."""
+        self._failed += not ended.fault(self._settings)
+
     def gauges(self) -> dict[str, float]:
         """Return counts since the start, and the number of programs that run."""
         return {
@@ -122,13 +122,14 @@ class Programs:
             raise
         finally:
             theirs.close()
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        most = _JSON_BYTES * (self._settings.output_bytes + (1 << 16))
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=most)
         try:
             writer.write(self._request(question, environment))
-            told = await self._told(reader, writer)
+            told = await self._told(supervisor, reader, writer)
         finally:
             writer.close()
-        if not told:
+        if not told.endswith(b"\n"):
             if supervisor.ended:
                 self._drop(supervisor)
             raise ProgramFailed("what supervises it was killed: nobody can tell how it ended")
@@ -137,135 +138,97 @@ class Programs:
     def _request(self, question: str, environment: Mapping[str, str]) -> bytes:
         asked = self._settings
         request = {
+            **settings_of(asked),
             "command": asked.command,
             "question": question,
             "environment": {**environment_of(asked), **environment},
             "deadline_s": asked.deadline_s,
-            "grace_s": asked.grace_s,
-            "memory_bytes": asked.memory_mb << 20,
-            "file_bytes": asked.file_mb << 20,
             "output_bytes": asked.output_bytes,
         }
         return json.dumps(request).encode() + b"\n"
 
-    async def _told(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def _told(
+        self,
+        supervisor: SupervisorProcess,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> bytes:
         """Wait until all of the program is over; ask for that where the caller leaves."""
-        reading = asyncio.ensure_future(reader.read())
+        begun = asyncio.get_running_loop().create_future()
+        telling = asyncio.ensure_future(_telling(reader, begun))
         asked = self._settings
         limit_s = asked.deadline_s + asked.grace_s + _TOLD_WITHIN_S
         try:
-            await asyncio.wait({reading}, timeout=limit_s)
-            if reading.done():
-                return reading.result()
-            raise ProgramFailed(f"nobody told its end within {limit_s:g} s")
+            await asyncio.wait({begun}, timeout=_BEGUN_WITHIN_S)
+            if not begun.done():
+                raise ProgramFailed(f"it was not begun within {_BEGUN_WITHIN_S:g} s")
+            await asyncio.wait({telling}, timeout=limit_s)
+            if not telling.done():
+                raise ProgramFailed(f"nobody told its end within {limit_s:g} s")
+            return telling.result()
         except asyncio.CancelledError:
             with suppress(OSError):
                 writer.write_eof()
-            await asyncio.wait({reading}, timeout=asked.grace_s + _TOLD_WITHIN_S)
+            await asyncio.wait({telling}, timeout=asked.grace_s + _TOLD_WITHIN_S)
             raise
-        except ConnectionError:
-            return b""
         finally:
-            reading.cancel()
+            if not telling.done():
+                telling.cancel()
+                self._end(supervisor, begun.result() if begun.done() else 0)
 
-    async def _hand_over(self, connection: socket.socket) -> "_Supervisor":
+    def _end(self, supervisor: SupervisorProcess, warden: int) -> None:
+        """End a warden that hangs, or, where it was not begun, the supervisor: it hangs, and the
+        wardens of others see to their programs without it.
+        """
+        if warden:
+            with suppress(ProcessLookupError):
+                os.kill(warden, signal.SIGKILL)
+        else:
+            supervisor.kill()
+            self._drop(supervisor)
+
+    async def _hand_over(self, connection: socket.socket) -> SupervisorProcess:
         """Give the supervisor, which is started where there is none, a program's connection."""
         async with self._starting:
             for _ in range(2):
                 if self._supervisor is None:
-                    self._supervisor = await asyncio.to_thread(_Supervisor, self._settings)
+                    self._supervisor = await asyncio.to_thread(SupervisorProcess, self._settings)
                 with suppress(OSError):
                     self._supervisor.give(connection)
                     return self._supervisor
                 self._drop(self._supervisor)
         raise ProgramFailed("the supervisor of programs takes none")
 
-    def _drop(self, supervisor: "_Supervisor") -> None:
+    def _drop(self, supervisor: SupervisorProcess) -> None:
         if self._supervisor is supervisor:
             self._supervisor = None
             supervisor.close()
             self._leaving.append(supervisor)
 
 
-class _Supervisor:
-    """A supervisor's process. Raises ProgramFailed where its entry point cannot be loaded."""
-
-    def __init__(self, settings: ProgramConfig) -> None:
-        self._folders = ""
-        self._control, theirs = socket.socketpair()
-        words = [sys.executable, "-m", "actors.gateway.supervisor", str(theirs.fileno())]
-        with theirs:
-            self._process = subprocess.Popen(
-                [*words, *filter(None, [settings.entry_point])],
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # the log of the actor
-                env=environment_of(settings),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        try:
-            fault = self._hello()
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
-            self._control.close()
-            raise
-        if fault:
-            self.end()
-            raise ProgramFailed(fault)
-        self._control.setblocking(False)
-
-    @property
-    def ended(self) -> bool:
-        """True once its process has ended."""
-        return self._process.poll() is not None
-
-    def give(self, connection: socket.socket) -> None:
-        """Hand a program's connection over. Raises OSError."""
-        socket.send_fds(self._control, [b"+"], [connection.fileno()])
-
-    def close(self) -> None:
-        """Have it end once its programs have ended."""
-        self._control.close()
-
-    def end(self) -> None:
-        """Close it and wait for its end."""
-        self.close()
-        try:
-            self._process.wait(_CLOSED_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._folders:  # of one that was killed
-            shutil.rmtree(self._folders, ignore_errors=True)
-
-    def _hello(self) -> str:
-        self._control.settimeout(_LOADED_WITHIN_S)
-        try:
-            with self._control.makefile("rb") as lines:
-                told = lines.readline()
-        except TimeoutError as error:
-            raise ProgramFailed(f"it was not loaded within {_LOADED_WITHIN_S:g} s") from error
-        if not told:
-            raise ProgramFailed("its process ended while it was loaded: the actor's log says why")
-        said = json.loads(told)
-        self._folders = str(said["folders"])
-        return str(said["fault"])
-
-
-def environment_of(settings: ProgramConfig) -> dict[str, str]:
-    """Return what programs are given of this process's environment."""
-    names = [*_HANDED_ON, *settings.variables]
-    given = {name: os.environ[name] for name in names if name in os.environ}
-    return dict.fromkeys(_ONE_THREAD, "1") | given
+async def _telling(reader: asyncio.StreamReader, begun: "asyncio.Future[int]") -> bytes:
+    """Read the two lines of a warden; `begun` becomes its number, or 0 where it has ended."""
+    try:
+        begun.set_result(int(await reader.readline() or b"0"))
+        return await reader.readline()
+    except ConnectionError:
+        return b""
+    finally:
+        if not begun.done():
+            begun.set_result(0)
 
 
 def result_of(ended: Ended) -> Result:
-    """Return the result on the last line that a program has printed; an empty one where it printed
-    nothing. Raises ProgramFailed.
+    """Return the result on the last line that a program has printed, or a function's value; an
+    empty one where there is none. Raises ProgramFailed.
     """
-    line = ended.output.strip().rpartition("\n")[2]
-    if not line:
+    _, whole, line = ended.output.rstrip().rpartition("\n")
+    if ended.cut and not whole:
+        raise ProgramFailed(
+            "its last line is longer than environment.program.output_bytes: print a shorter one at "
+            f"the end, or raise that: …{line[-_SHOWN:]!r}"
+        )
+    if not line.strip():
         return Result(None, None)
     try:
         said = msgspec.json.decode(line, type=ResultRequest)
@@ -300,7 +263,7 @@ def check(config: Config) -> None:
         _check_command(asked.command, environment_of(asked).get("PATH"))
         return
     try:
-        _Supervisor(asked).end()
+        SupervisorProcess(asked).end()
     except ProgramFailed as error:
         raise ConfigError(
             f"environment.program.entry_point = {asked.entry_point!r}: {error}"

@@ -96,7 +96,11 @@ class ProgramRollouts:
             ended = await self._programs.run(_question(lease), self._given(session))
         finally:
             session.close()
-        result = self._result(session, ended)
+        try:
+            result = self._result(session, ended)
+        except ProgramFailed:
+            self._programs.refuse(ended)
+            raise
         sequences = merged(session.calls)
         self._audit.check(sequences, session.calls)
         self._note(session.calls, result)

@@ -1,12 +1,12 @@
 """The supervisor of an actor's programs: a process of its own, with the standard library alone.
 
-`python -m actors.gateway.supervisor FD [ENTRY_POINT]` imports the entry point once and forks for
-each program, so that none waits for imports. A program has a *warden*, which the kernel makes the
+`python -m actors.gateway.supervisor FD SETTINGS` imports the entry point once and forks for each
+program, so that none waits for imports. A program has a *warden*, which the kernel makes the
 parent of whatever the program leaves behind: at the end it finds and kills all of that. The
 connections of the wardens close when the actor is killed, too: then they, and this process, end.
 
 `FD`: a socket, which tells whether the entry point could be loaded; then each byte on it brings the
-connection of one program.
+connection of one program. `SETTINGS`: JSON, those fields of `environment.program` that it needs.
 """
 
 import contextlib
@@ -15,22 +15,27 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actors.gateway.warden import Function, Warden, adopt, kill_descendants, leave
+from actors.gateway.warden import Function, Warden, adopt, kill_descendants, leave, limit, remove
 
 _LOOK_S = 0.5  # between looks at wardens that have ended
 _ROUND_S = 0.01
+_ENDED_WITHIN_S = 5.0  # wardens, once their programs have to be over
+_THREADS_END_S = 1.0  # those that an import has joined are about to
+_LEAST_BYTES = 32 << 20  # that a program may use beside what was imported
 
 
 class BadEntryPoint(Exception):
@@ -77,13 +82,47 @@ def _module(place: str) -> Any:
     return module
 
 
+def check_forks(settings: dict[str, Any]) -> None:
+    """Raise BadEntryPoint where what the import has left could not be forked for programs."""
+    ends = time.monotonic() + _THREADS_END_S
+    while len(sys._current_frames()) > 1:
+        if time.monotonic() > ends:
+            left = [each.name for each in threading.enumerate()][1:]
+            raise BadEntryPoint(
+                f"its import leaves threads running ({', '.join(left) or 'without a name'}), and "
+                "each program is a fork, which has none of them and may wait for their locks for "
+                "ever: begin threads in the function"
+            )
+        time.sleep(_ROUND_S)
+    if (pid := os.fork()) == 0:
+        leave(partial(_use_a_little, settings), flush=False)
+    if os.waitpid(pid, 0)[1]:
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+        raise BadEntryPoint(
+            f"its import takes {mapped >> 20} MB of address space, which leaves a program nothing "
+            f"of environment.program.memory_mb = {settings['memory_bytes'] >> 20}: import less, or "
+            "raise that (0: no limit)"
+        )
+
+
+def _use_a_little(settings: dict[str, Any]) -> None:
+    limit(settings)
+    try:
+        bytearray(_LEAST_BYTES)
+    except MemoryError:
+        sys.exit(1)
+
+
 class Supervisor:
     """Forks a warden for each connection, until the actor has gone and all wardens have; then
     removes `folders`, which holds those of programs.
     """
 
-    def __init__(self, control: socket.socket, function: Function | None, folders: str) -> None:
+    def __init__(
+        self, control: socket.socket, function: Function | None, folders: str, grace_s: float
+    ) -> None:
         self._control, self._function, self._folders = control, function, folders
+        self._grace_s, self._actor = grace_s, os.getppid()
         self._wardens: set[int] = set()
         self._orphans = False  # of a warden that was killed
 
@@ -91,10 +130,16 @@ class Supervisor:
         """Serve until the end."""
         while self._take():
             self._reap()
+        ends = math.inf
         while self._wardens or self._orphans:
             time.sleep(_ROUND_S)
             self._reap()
-        shutil.rmtree(self._folders, ignore_errors=True)
+            now = time.monotonic()
+            if os.getppid() != self._actor:  # killed: none of its programs has to go on
+                ends = min(ends, now + self._grace_s + _ENDED_WITHIN_S)
+            if now > ends:  # a warden that its program has stopped
+                kill_descendants()
+        remove(self._folders)
 
     def _take(self) -> bool:
         """Fork a warden if one is asked for; False once nobody can ask any more."""
@@ -105,7 +150,7 @@ class Supervisor:
             if (pid := os.fork()) == 0:
                 self._control.close()
                 connection = socket.socket(fileno=each)
-                leave(Warden(connection, self._function, self._folders).run)
+                leave(Warden(connection, self._function, self._folders).run, flush=False)
             self._wardens.add(pid)
             os.close(each)
         return bool(told)
@@ -122,23 +167,28 @@ class Supervisor:
 
 def main(arguments: Sequence[str]) -> None:
     """Load the entry point, say whether that could be done, serve."""
-    number, *entry_point = arguments
+    number, told = arguments
+    settings = json.loads(told)
     control = socket.socket(fileno=os.dup(int(number)))  # a small number, as `select` wants
     os.close(int(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     adopt()
     fault, function = "", None
     try:
-        function = load(entry_point[0]) if entry_point else None
+        if settings["entry_point"]:
+            function = load(settings["entry_point"])
+            check_forks(settings)
     except BadEntryPoint as error:
         fault = str(error)
     folders = "" if fault else tempfile.mkdtemp(prefix="forage-programs-")
+    sys.stdout.flush()  # what the import has printed, once and not by each fork
+    sys.stderr.flush()
     control.sendall(json.dumps({"fault": fault, "folders": folders}).encode() + b"\n")
     if not fault:
         gc.collect()
         gc.freeze()  # what is loaded stays shared with the forks
-        Supervisor(control, function, folders).run()
+        Supervisor(control, function, folders, settings["grace_s"]).run()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    leave(partial(main, sys.argv[1:]), flush=False)  # it waits for no thread of an import

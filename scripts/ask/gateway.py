@@ -58,7 +58,7 @@ def gateway(options: GatewayOptions) -> None:
     with Interrupt():
         check_installation()
         config = with_hub_paths(load(options.config, options.overrides), ("model.path",))
-        preflight.check_parts(config, model=True, retrieval=False)
+        preflight.check_parts(config, model=True, retrieval=False, environment=False)
         config = fitted_alone(config)
         prepare_environment(config)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

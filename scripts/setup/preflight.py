@@ -353,7 +353,10 @@ _CHECKS = (
 )
 
 
-def check_parts(config: Config, model: bool, retrieval: bool, rewards: bool = False) -> None:
-    """`check` of the environment and, where asked, of the other parts. Raises ConfigError."""
-    checks = [folder, limits, engine_keys.problems] * model + [_environment] + [_rewards] * rewards
+def check_parts(
+    config: Config, model: bool, retrieval: bool, rewards: bool = False, environment: bool = True
+) -> None:
+    """`check` of the parts that are asked for. Raises ConfigError."""
+    checks = [folder, limits, engine_keys.problems] * model
+    checks += [_environment] * environment + [_rewards] * rewards
     _refuse(config, [*checks, _retrieval, no_purse] if retrieval else checks)

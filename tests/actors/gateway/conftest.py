@@ -1,7 +1,9 @@
 """A gateway in front of a policy that says given texts, and the real client of OpenAI."""
 
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +14,7 @@ from actors.gateway.server import Gateway
 from actors.gateway.sessions import Session
 from actors.policies.base import Completion, Policy
 from actors.prompt import Prompter
-from configs.environment import EnvironmentConfig, GatewayConfig
+from configs.environment import EnvironmentConfig, GatewayConfig, ProgramConfig
 from configs.schema import ActorsConfig, Config, ModelConfig
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling
@@ -101,3 +103,27 @@ async def serve(prompter: Prompter) -> AsyncIterator[Serve]:
         for client in (each.client, *each.others):
             await client.close()
         await each.gateway.close()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., ProgramConfig]:
+    """written(source, **settings): the settings of a command that runs this source."""
+
+    def write(source: str, **settings: Any) -> ProgramConfig:
+        path = tmp_path / "agent.py"
+        path.write_text(source)
+        return ProgramConfig(command=(sys.executable, str(path)), **settings)
+
+    return write
+
+
+@pytest.fixture
+def entered(tmp_path: Path) -> Callable[..., ProgramConfig]:
+    """entered(source, **settings): the settings of the function `answer` of this source."""
+
+    def write(source: str, **settings: Any) -> ProgramConfig:
+        path = tmp_path / "agent.py"
+        path.write_text(source)
+        return ProgramConfig(entry_point=f"{path}:answer", **settings)
+
+    return write

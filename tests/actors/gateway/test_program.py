@@ -19,36 +19,9 @@ from actors.gateway.program import Ended, Programs, check, result_of
 from configs.environment import EnvironmentConfig, ProgramConfig
 from configs.load import ConfigError
 from configs.schema import Config
+from tests.actors.gateway.programs import QUESTION, living, run
 
-QUESTION = json.dumps({"id": "q-1", "question": "what is the mayor of bore ?"})
 Settings = Callable[..., ProgramConfig]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Settings:
-    """written(source, **settings): the settings of a command that runs this source."""
-
-    def write(source: str, **settings: Any) -> ProgramConfig:
-        path = tmp_path / "agent.py"
-        path.write_text(source)
-        return ProgramConfig(command=(sys.executable, str(path)), **settings)
-
-    return write
-
-
-async def run(settings: ProgramConfig, **environment: str) -> Ended:
-    async with Programs(settings) as programs:
-        return await programs.run(QUESTION, environment)
-
-
-def living(mark: str) -> list[psutil.Process]:
-    """The processes whose command line holds a word, zombies left out."""
-    found = []
-    for each in psutil.process_iter(["cmdline", "status"]):
-        ended = each.info["status"] == psutil.STATUS_ZOMBIE
-        if mark in " ".join(each.info["cmdline"] or ()) and not ended:
-            found.append(each)
-    return found
 
 
 async def test_a_program_reads_its_question_and_prints_its_answer(written: Settings) -> None:
@@ -146,7 +119,7 @@ async def test_what_it_says_is_bounded_and_its_end_is_read(written: Settings) ->
     assert len(ended.output) == 100 and result_of(ended).answer == "yes"
     assert len(ended.errors) < 5000
     ended = await run(written("print('x' * 1_000_000)", output_bytes=100))
-    with pytest.raises(ProgramFailed, match="its last line is no result"):
+    with pytest.raises(ProgramFailed, match=r"longer than environment\.program\.output_bytes"):
         result_of(ended)
 
 

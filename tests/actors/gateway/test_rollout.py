@@ -216,8 +216,10 @@ async def test_a_context_that_is_full_is_another_end(stage: Stage) -> None:
     ],
 )
 async def test_a_program_that_fails_is_a_failed_lease(stage: Stage, body: str, said: str) -> None:
-    with pytest.raises(ProgramFailed, match=said):
-        await stage.play(body)
+    async with stage.rolling(stage.function(body)) as rollouts:
+        with pytest.raises(ProgramFailed, match=said):
+            await rollouts.roll(make_lease(), stage.retriever)
+        assert rollouts.gauges()["actor/programs_failed_total"] == 1
 
 
 @pytest.mark.slow

@@ -34,6 +34,19 @@ def test_bad_input_is_refused_before_anything_starts(
     assert "model.path = 'nowhere'" in capsys.readouterr().err
 
 
+def test_a_program_of_the_configuration_is_not_imported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config, agent = tmp_path / "config.yaml", tmp_path / "agent.py"
+    agent.write_text(f"open('{tmp_path}/imported', 'w')\n1 / 0\n")
+    config.write_text("model: {path: nowhere}\nenvironment: {name: program, program: ")
+    with config.open("a") as file:
+        file.write(f"{{entry_point: '{agent}:answer'}}}}\n")
+    assert cli.main(["gateway", str(config)]) == Exit.BAD_INPUT
+    assert "entry_point" not in capsys.readouterr().err
+    assert not (tmp_path / "imported").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
