@@ -38,7 +38,7 @@ class TokenMismatch(ActorError):
 
 
 class TooManyCalls(ActorError):
-    """A program's calls make more sequences, or more turns of one, than a record holds."""
+    """A program's calls, or what else it did, are more than a record holds."""
 
 
 class Unscorable(ActorError):

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from actors.environments import toolbox
 from actors.environments.base import Retriever, search_records
@@ -196,9 +196,40 @@ class VerifiedVersions:
         seen = {int(version) for turn in trajectory.turns for version in turn.policy_versions}
         if not seen <= self._passed:
             raise UnverifiedWeights(f"holds tokens of unverified versions {seen - self._passed!r}")
-        again = {version for version in seen if self._doubtful.get(version, 0) > begun}
+        self.require_steady(seen, begun)
+
+    def require_steady(self, versions: Collection[int], begun: int) -> None:
+        """Raise UnverifiedWeights where one of them was loaded again, in doubt, since there were so
+        many `loads`: that it has passed says nothing of tokens from before.
+        """
+        again = {version for version in versions if self._doubtful.get(version, 0) > begun}
         if again:
             raise UnverifiedWeights(f"holds tokens of versions that were loaded again: {again!r}")
+
+
+class SteadyPolicy:
+    """A policy that gives no tokens of a version that was loaded again, in doubt, since their call
+    began: of those that it gives, `VerifiedVersions.passed` speaks.
+    """
+
+    def __init__(self, policy: Policy, versions: VerifiedVersions) -> None:
+        self._policy, self._versions = policy, versions
+
+    async def complete(self, tokens: Sequence[int], **sampling: Any) -> Completion:
+        """Complete. Raises PolicyError, UnverifiedWeights."""
+        begun = self._versions.loads
+        completion = await self._policy.complete(tokens, **sampling)
+        self._versions.require_steady(set(completion.versions.tolist()), begun)
+        return completion
+
+    async def stream(self, tokens: Sequence[int], **sampling: Any) -> AsyncGenerator[Delta, None]:
+        """Stream. Raises PolicyError, UnverifiedWeights."""
+        begun = self._versions.loads
+        async with aclosing(deltas(self._policy, tokens, **sampling)) as parts:
+            async for delta in parts:
+                sampled_by = set(delta.done.versions.tolist()) if delta.done else delta.versions
+                self._versions.require_steady(sampled_by, begun)
+                yield delta
 
 
 def verifying_s(config: Config) -> float:

@@ -41,7 +41,7 @@ from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter, load_tokenizer, tokenizer_digest
 from actors.retrieval import Retrieval, open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.runner import MeteredPolicy, Runner, VerifiedVersions, verifying_s
+from actors.runner import MeteredPolicy, Runner, SteadyPolicy, VerifiedVersions, verifying_s
 from actors.statement import Statement
 from configs.keys import ACTOR, Address, Addresses
 from configs.load import ConfigError, load
@@ -132,7 +132,7 @@ async def _serve(
     subscriber.on_verified, subscriber.on_loaded = versions.add, versions.forget
     async with rolling(
         config,
-        policy=meter,
+        policy=SteadyPolicy(meter, versions),
         prompter=prompter,
         rewards=rewards,
         actor_id=actor_id,

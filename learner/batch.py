@@ -7,7 +7,7 @@ bytes always give the same tensors.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -166,7 +166,8 @@ def _rows(
 
 def _turn_credit(group: Sequence[Trajectory], config: LearnerConfig) -> list[list[list[float]]]:
     """What each turn of each sequence of each rollout adds to its advantage: a rollout's turns
-    follow one another through all of its sequences. Unscorable rollouts are compared with nothing.
+    follow one another in time, whatever sequences they are of. Unscorable rollouts are compared
+    with nothing.
     """
     credit = [[[0.0] * len(s.turns) for s in t.sequences] for t in group]
     if not config.turn_credit:
@@ -178,12 +179,27 @@ def _turn_credit(group: Sequence[Trajectory], config: LearnerConfig) -> list[lis
     ]
     discount = DISCOUNT if config.turn_discount is None else config.turn_discount
     states = [state for t, _ in told for sequence in t.sequences for state in _states(sequence)]
-    rewards = [[turn.reward for turn in trajectory.turns] for trajectory, _ in told]
-    returns = list(chain.from_iterable(step_returns(each, discount) for each in rewards))
+    returns = [value for trajectory, _ in told for value in _returns(trajectory, discount)]
     made = iter(turn_advantages(states, returns, config.advantage_std))
     for own in chain.from_iterable(each for _, each in told):
         own[:] = [config.turn_credit * next(made) for _ in own]
     return credit
+
+
+def _returns(trajectory: Trajectory, discount: float) -> list[float]:
+    """The step return of each turn, in their order by sequences, of those that ended no sooner.
+    Within a sequence they keep their order, though a clock was set back.
+    """
+    turns = trajectory.turns
+    ends = [
+        end
+        for sequence in trajectory.sequences
+        for end in accumulate((turn.ended_at for turn in sequence.turns), max)
+    ]
+    order = sorted(range(len(turns)), key=ends.__getitem__)
+    made = step_returns([turns[place].reward for place in order], discount)
+    found = dict(zip(order, made, strict=True))
+    return [found[place] for place in range(len(turns))]
 
 
 def _states(sequence: TokenSequence) -> list[bytes]:

@@ -38,7 +38,7 @@ from replay.codec import encode_trajectory
 from replay.ledger.streaks import Streaks
 from replay.log.history import recorded_batches
 from replay.log.records import EVAL_GROUPS
-from replay.protocol import Batch, Lease, ReplayError
+from replay.protocol import Batch, CodecError, Lease, ReplayError
 from replay.questions import Questions, left_out, questions_of
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import RetrievalError
@@ -100,7 +100,7 @@ class Rollouts:
                 raise
             except TimeoutError:
                 self.cause = f"rollout took over {self.config.actors.rollout_deadline_s:g} s"
-            except (ActorError, RetrievalError) as error:
+            except (ActorError, RetrievalError, CodecError) as error:
                 self.cause = f"{type(error).__name__}: {error}"
             where = f"group {lease.group_id} sibling {lease.sibling}"
             print(f"{where}: {clean(self.cause)}", file=sys.stderr, flush=True)
@@ -108,7 +108,9 @@ class Rollouts:
 
     async def _roll_out(self, lease: Lease) -> Trajectory:
         async with self.slots, asyncio.timeout(self.config.actors.rollout_deadline_s):
-            return await self._roll(lease)
+            trajectory = await self._roll(lease)
+        encode_trajectory(trajectory)  # what no record holds fails as a delivery of the fleet would
+        return trajectory
 
     async def group(self, question: Question) -> list[Trajectory]:
         """Every sibling of the next group, which asks `question`; none where one has failed.

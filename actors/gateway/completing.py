@@ -116,7 +116,7 @@ class Completer:
                 param="prompt" if asked.conversation is None else "messages",
                 code="context_length_exceeded",
             )
-        number = session.begin()
+        number = session.begin(asked.prompt)
         temperature = lease.sampling.temperature
         seed = turn_seed(lease.sampling.seed, lease.group_id, lease.sibling, number, lease.attempt)
         if session.free:

@@ -18,12 +18,18 @@ Key = bytes  # of a conversation up to one of its messages
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """int32[n]: a call's prompt and what was sampled then; `text`: both as text, where it was asked
-    in text.
+    """A call's prompt int32[P] and what was sampled then, int32[A]: the record's own arrays, not
+    copies; `text`: both as text, where it was asked in text.
     """
 
-    ids: Tokens
+    prompt: Tokens
+    sampled: Tokens
     text: str = ""
+
+    @property
+    def ids(self) -> Tokens:
+        """int32[P + A]."""
+        return np.concatenate([self.prompt, self.sampled])
 
 
 class History:
@@ -38,7 +44,7 @@ class History:
 
     def keep_conversation(self, key: Key, prompt: Tokens, sampled: Tokens) -> None:
         """Keep a call by its messages and the reply to them."""
-        self._conversations[key] = Read(np.concatenate([prompt, sampled]))
+        self._conversations[key] = Read(prompt, sampled)
         if len(self._conversations) > self._most:
             del self._conversations[next(iter(self._conversations))]
 
@@ -53,7 +59,7 @@ class History:
 
     def keep_text(self, text: str, prompt: Tokens, sampled: Tokens) -> None:
         """Keep a call by its prompt's text and that of all that was sampled."""
-        self._texts.append(Read(np.concatenate([prompt, sampled]), text))
+        self._texts.append(Read(prompt, sampled, text))
         del self._texts[: -self._most]
 
     def text(self, prompt: str) -> Read | None:

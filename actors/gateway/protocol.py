@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from configs.section import Positive
+from replay.bounds import MAX_REWARD
 from retrieval_server.protocol import RetrieveRequest
 
 MOST_STOPS, MOST_STOP_CHARS = 16, 256
@@ -212,7 +213,7 @@ class ResultRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/result`: what a session's program has come to."""
 
     answer: str | None = None
-    reward: float | None = None
+    reward: Annotated[float, Meta(ge=-MAX_REWARD, le=MAX_REWARD)] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ infrastructure's is a failed lease, with a name.
 
 import json
 import logging
-import math
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,7 +17,7 @@ import msgspec
 
 from actors.environments import registry
 from actors.environments.base import Retriever
-from actors.errors import ProgramFailed
+from actors.errors import ProgramFailed, TooManyCalls
 from actors.gateway.calls import Call
 from actors.gateway.completing import Verified
 from actors.gateway.merging import merged
@@ -33,7 +32,8 @@ from actors.rewards.transcript import Transcript, in_words
 from actors.rollout import reference_of
 from actors.token_audit import TokenAudit
 from configs.schema import Config
-from replay.protocol import Lease
+from replay.codec import encode_trajectory
+from replay.protocol import CodecError, Lease
 from replay.trajectory import StopReason, TokenSequence, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class ProgramRollouts:
             "generate_s": sum(call.ended_at - call.started_at for call in session.calls),
             "retrieve_s": sum(search.seconds for _, search in searches.made),
         }
-        return msgspec.structs.replace(trajectory, timings=timings)
+        return recorded(msgspec.structs.replace(trajectory, timings=timings))
 
     def gauges(self) -> dict[str, float]:
         """Return the numbers of gateway and programs, and the mean count of a rollout's calls."""
@@ -134,7 +134,7 @@ class ProgramRollouts:
         if said is None and not fault:
             said = result_of(ended)
         met = session.fault or (session.searches.fault if session.searches else None)
-        if met is not None and (said is None or said.answer is None):
+        if met is not None and said in (None, Result(None, None)):
             raise met
         if said is None and asked.failures == "fail":
             raise ProgramFailed(fault)
@@ -143,8 +143,6 @@ class ProgramRollouts:
                 f"{fault or 'it ended well'}, without one completed call of the policy: let it "
                 "ask OPENAI_BASE_URL with OPENAI_API_KEY"
             )
-        if said is not None and said.reward is not None and not math.isfinite(said.reward):
-            raise ProgramFailed(f"its reward {said.reward!r} is no finite number")
         return said or Result(None, None)
 
     def _note(self, calls: Sequence[Call], result: Result) -> None:
@@ -161,7 +159,7 @@ class ProgramRollouts:
     def _stop_reason(self, session: Session, result: Result) -> StopReason:
         if result.answer is not None:
             return StopReason.ANSWERED
-        if session.begun >= self._config.environment.gateway.calls:
+        if session.spent:
             return StopReason.TURN_LIMIT
         return StopReason.CONTEXT_LIMIT if session.full else StopReason.UNANSWERED
 
@@ -201,6 +199,15 @@ class ProgramRollouts:
             attempt=lease.attempt,
             reference_tokens=reference_of(lease.question, self._prompter),
         )
+
+
+def recorded(trajectory: Trajectory) -> Trajectory:
+    """Return it. Raises TooManyCalls where no record could hold it."""
+    try:
+        encode_trajectory(trajectory)
+    except CodecError as error:
+        raise TooManyCalls(f"no record holds what the program did: {error}") from error
+    return trajectory
 
 
 def _question(lease: Lease) -> str:

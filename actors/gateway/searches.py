@@ -29,7 +29,8 @@ _Place = tuple[int, int]  # of a turn: its sequence, and its number there
 
 class SessionSearches:
     """The searches of one session. `made`: those that were answered; `passages`: what they brought;
-    `fault`: the first error of retrieval, which is none of the program's.
+    `fault`: the error of retrieval that they met, which is none of the program's; None again once a
+    search that was begun later is answered.
     """
 
     def __init__(self, retriever: Retriever, top_k: int) -> None:
@@ -37,6 +38,7 @@ class SessionSearches:
         self.made: list[Made] = []
         self.passages: list[Passage] = []
         self.fault: RetrievalError | None = None
+        self._fault_at = 0.0
 
     async def answer(self, body: bytes) -> PlainReply | ScoredReply:
         """Answer a request's body. Raises Refused."""
@@ -50,9 +52,11 @@ class SessionSearches:
         except BadQuery as error:
             raise Refused(str(error), param="queries") from error
         except RetrievalError as error:
-            self.fault = self.fault or error
+            self.fault, self._fault_at = error, time.perf_counter()
             said = f"{type(error).__name__}: {error}"
             raise Refused(said, status=503, code="retrieval_failed") from error
+        if started >= self._fault_at:
+            self.fault = None
         records = search_records(asked.wanted, found, time.perf_counter() - started)
         self.made += [(time.time(), each) for each in records]
         self.passages += [passage for group in found for passage in group]

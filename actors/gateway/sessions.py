@@ -9,13 +9,17 @@ import hashlib
 import math
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from actors.errors import ActorError
+from actors.errors import ActorError, TooManyCalls
 from actors.gateway.calls import Call
 from actors.gateway.history import History
+from actors.gateway.merging import Merging
 from actors.gateway.protocol import Refused
 from actors.gateway.searches import SessionSearches
+from actors.prompt import Tokens
 from configs.environment import GatewayConfig
 from replay.protocol import Lease
 
@@ -50,23 +54,25 @@ class Work:
 
 
 class Session:
-    """One lease as a program sees it. `key`: the secret that its calls show; `fault`: the first
-    error of policy or weights that a call of it met, which is none of the program's; `searches`:
-    what answers its searches, where there is something to search; `free`: it is used by hand: a
-    call's own temperature and seed hold, where it gives them, not the lease's, and only the latest
-    calls are kept, of which there may be any number.
+    """One lease as a program sees it. `key`: the secret that its calls show; `searches`: what
+    answers its searches, where there is something to search; `free`: it is used by hand: a call's
+    own temperature and seed hold, where it gives them, not the lease's, and only the latest calls
+    are kept, of which there may be any number.
     """
 
     def __init__(self, lease: Lease, limits: GatewayConfig, deadline_s: float, free: bool) -> None:
         self.key = f"forage-{secrets.token_urlsafe(32)}"
         self.lease, self.free, self.history = lease, free, History(limits.calls)
         self.result: Result | None = None
-        self.fault: ActorError | None = None
         self.searches: SessionSearches | None = None
         self.begun = 0  # calls
         self.full = False  # a call's prompt has left no room for a completion
         self._limits, self._ends = limits, time.monotonic() + deadline_s
         self._calls: list[Call] = []
+        self._merging = Merging()
+        self._record_full = False  # a record could not hold another call
+        self._fault: ActorError | None = None
+        self._fault_at = 0.0
         self._at_work: set[Work] = set()
         self.closed = False
 
@@ -74,6 +80,22 @@ class Session:
     def calls(self) -> tuple[Call, ...]:
         """The completed calls, in the order of their ends."""
         return tuple(self._calls)
+
+    @property
+    def fault(self) -> ActorError | None:
+        """The error of policy or weights that its calls met, which is none of the program's; None
+        again once a call that was begun later is completed.
+        """
+        return self._fault
+
+    @fault.setter
+    def fault(self, error: ActorError | None) -> None:
+        self._fault, self._fault_at = error, time.time()
+
+    @property
+    def spent(self) -> bool:
+        """True once it may make no more calls, or no record could hold them."""
+        return self.begun >= self._limits.calls or self._record_full
 
     @property
     def left_s(self) -> float:
@@ -112,8 +134,10 @@ class Session:
             )
         return Work(self._at_work)
 
-    def begin(self) -> int:
-        """Number a call of the policy. Raises Refused beyond `environment.gateway.calls`."""
+    def begin(self, prompt: Tokens) -> int:
+        """Number a call of the policy. Raises Refused beyond `environment.gateway.calls`, and where
+        the record of the session could not hold it.
+        """
         limit = self._limits.calls
         if self.begun >= limit and not self.free:
             raise Refused(
@@ -122,17 +146,32 @@ class Session:
                 status=429,
                 code="calls",
             )
+        if not self.free:
+            with self._recordable():
+                self._merging.require_room(prompt)
         self.begun += 1
         return self.begun - 1
 
     def record(self, call: Call) -> None:
-        """Keep a completed call. Raises Refused where the session has ended meanwhile."""
+        """Keep a completed call. Raises Refused where the session has ended meanwhile, and where
+        calls that ended meanwhile have left its record no room.
+        """
         self.require_open()
+        if not self.free:
+            with self._recordable():
+                self._merging.take(call)
+        if call.started_at >= self._fault_at:
+            self._fault = None
         self._calls.append(call)
         del self._calls[: -self._limits.calls]
 
     def post(self, result: Result) -> None:
-        """Take the program's result. Raises Refused where another was posted before."""
+        """Take the program's result. Raises Refused where the session has ended, the result says
+        nothing, or another was posted before.
+        """
+        self.require_open()
+        if result == Result(None, None):
+            raise Refused("answer, reward: neither is given: give one, or both", param="answer")
         if self.result not in (None, result):
             raise Refused(
                 "another result of this session was posted before: post one",
@@ -140,6 +179,14 @@ class Session:
                 code="result_posted",
             )
         self.result = result
+
+    @contextmanager
+    def _recordable(self) -> Iterator[None]:
+        try:
+            yield
+        except TooManyCalls as error:
+            self._record_full = True
+            raise Refused(str(error), status=413, code="record_bytes") from error
 
 
 class Sessions:

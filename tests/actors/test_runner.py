@@ -12,7 +12,7 @@ import pytest
 
 from actors.errors import EngineDead, GenerationFailed, TokenMismatch, ToolFailed, UnverifiedWeights
 from actors.policies.base import Completion
-from actors.runner import MeteredPolicy, Runner, VerifiedVersions
+from actors.runner import MeteredPolicy, Runner, SteadyPolicy, VerifiedVersions
 from configs.schema import ActorsConfig, Config, WeightSyncConfig
 from replay.codec import encode_trajectory
 from replay.protocol import Lease, ReplayTimeout, Stop
@@ -328,6 +328,38 @@ async def test_a_version_that_does_not_pass_is_named() -> None:
     versions.forget(7, in_doubt=True)
     with pytest.raises(UnverifiedWeights, match="version 7 was loaded again"):
         await again
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_version_that_is_loaded_again_meanwhile_answers_no_call(stream: bool) -> None:
+    """The bad load sampled it; that the next one passes says nothing of it."""
+    versions, sampling = VerifiedVersions(asyncio.Event()), {"temperature": 1.0, "seed": 0}
+    ids = np.full(2, 6, np.int32)
+    whole = Completion(ids, ids.astype(np.float32), ids, "stop")
+
+    class Loading:
+        again = True
+
+        async def complete(self, tokens: Any, **_: Any) -> Completion:
+            if self.again:
+                versions.forget(6, in_doubt=True)
+            versions.add(1, 6)
+            return whole
+
+    loading = Loading()
+    policy = SteadyPolicy(MeteredPolicy(loading), versions)
+    versions.forget(6, in_doubt=False)
+
+    async def ask() -> Completion | None:
+        if not stream:
+            return await policy.complete([1], max_tokens=2, stops=(), **sampling)
+        parts = policy.stream([1], max_tokens=2, stops=(), **sampling)
+        return [each async for each in parts][-1].done
+
+    with pytest.raises(UnverifiedWeights, match=r"loaded again: \{6\}"):
+        await ask()
+    loading.again = False
+    assert await ask() is whole
 
 
 async def test_streamed_tokens_are_counted() -> None:

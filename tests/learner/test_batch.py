@@ -116,6 +116,33 @@ def test_each_turn_adds_its_own_credit_among_those_in_its_state(
     assert [found[i] for i in range(4)] == [pytest.approx(each) for each in expected]
 
 
+def test_a_sub_agent_s_turn_has_led_to_what_came_after_it(
+    batch: Callable[..., Batch], trajectory: Callable[..., Trajectory]
+) -> None:
+    """Its sequence stands behind the first one, whose last turn was rewarded after it."""
+    ids = lambda *given: np.array(given, np.int32)  # noqa: E731
+
+    def turn(ended_at: float, reward: float) -> Turn:
+        zeros = np.zeros(1, np.float32)
+        return Turn(ids(5), zeros, ids(0), ids(6), reward=reward, ended_at=ended_at)
+
+    def rollout(sibling: int, reward: float) -> bytes:
+        main = TokenSequence(ids(2), (turn(1.0, 0.0), turn(3.0, reward)))
+        sequences = main, TokenSequence(ids(3), (turn(2.0, 0.0),), "2")
+        made = trajectory(group_id=1, sibling=sibling, reward=1.0)
+        return encode_trajectory(msgspec.structs.replace(made, sequences=sequences))
+
+    config = LearnerConfig(advantage_std="none", turn_credit=1.0, turn_discount=0.5)
+    group = tuple(rollout(n, reward) for n, reward in enumerate((1.0, 0.0)))
+    given = msgspec.structs.replace(batch(groups=1), groups=(group,))
+    found = {
+        int(row_id): micro.advantages[row][micro.loss_mask[row]].tolist()
+        for micro in build(given, config, vocabulary=MOST_IDS).micro_batches
+        for row, row_id in enumerate(micro.row_ids)
+    }
+    assert found == {0: [0.125, 0.5], 1: [0.25], 2: [-0.125, -0.5], 3: [-0.25]}
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("std", ["none", "group"])
 def test_credit_by_turns_is_of_whole_rollouts_of_several_sequences(
@@ -129,7 +156,7 @@ def test_credit_by_turns_is_of_whole_rollouts_of_several_sequences(
         for _ in range(int(draw.integers(1, 4))):
             turns = tuple(
                 Turn(ids(5), np.float32([-1]), ids(0), ids(draw.integers(7, 9)),
-                     reward=float(draw.normal()))
+                     reward=float(draw.normal()), ended_at=float(draw.integers(1, 5)))
                 for _ in range(int(draw.integers(1, 4)))
             )  # fmt: skip
             sequences.append(TokenSequence(ids(draw.integers(2, 4)), turns))
@@ -147,19 +174,27 @@ def test_credit_by_turns_is_of_whole_rollouts_of_several_sequences(
 
 
 def by_turns(made: Sequence[Trajectory], discount: float, std: str) -> list[float]:
-    """Each turn's credit, written out: a rollout's turns follow one another through all of its
-    sequences, and the group are those that had just read the same.
+    """Each turn's credit, written out: a rollout's turns follow one another in time, of equal ones
+    by their place, none before one that its sequence has before it, and the group are those that
+    had just read the same.
     """
     told: list[tuple[int, float]] = []  # what was read last, and the step return
     for record in made:
         turns = [turn for sequence in record.sequences for turn in sequence.turns]
-        read = []
+        read: list[int] = []
+        ends: list[float] = []
         for sequence in record.sequences:
+            own = [turn.ended_at for turn in sequence.turns]
+            ends += [max(own[: i + 1]) for i in range(len(own))]
             read.append(int(sequence.prompt_tokens[-1]))
             read += [int(turn.observation_tokens[-1]) for turn in sequence.turns[:-1]]
         for t, state in enumerate(read):
-            later = turns[t:]
-            told.append((state, sum(discount**k * turn.reward for k, turn in enumerate(later))))
+            value, steps = 0.0, 0
+            for end, place in sorted((end, place) for place, end in enumerate(ends)):
+                if (end, place) >= (ends[t], t):
+                    value += discount**steps * turns[place].reward
+                    steps += 1
+            told.append((state, value))
     credit = []
     for state, value in told:
         same = [other for at, other in told if at == state]

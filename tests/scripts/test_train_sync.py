@@ -200,6 +200,21 @@ def test_a_failed_rollout_is_made_again(
     assert "rollout took over 240 s" in said and "GenerationFailed: aborted" in said
 
 
+def test_so_is_one_that_no_record_holds(
+    config: Config, word_tokenizer: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rollouts = rolling(config, word_tokenizer, Silent(), iter((0.0, 1.0, 0.0)))
+    good = rollouts._roll
+
+    async def roll(lease: Lease) -> Trajectory:
+        made = await good(lease)
+        return made if lease.attempt or lease.sibling else replace(made, actor_id="x" * 2000)
+
+    batch = asyncio.run(Rollouts(config, roll).batch(0))
+    assert batch.group_ids == (1,) and len(batch.groups[0]) == 2
+    assert "group 1 sibling 0: CodecError: Trajectory: Expected `str`" in capsys.readouterr().err
+
+
 def test_a_group_that_keeps_failing_is_replaced(config: Config, word_tokenizer: Any) -> None:
     attempts = config.replay.max_question_failures
     policy = Silent([TimeoutError()] * (2 * attempts - 1))  # one sibling fails as often, at least

@@ -9,7 +9,7 @@ import asyncio
 import socket
 import statistics
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,14 +36,17 @@ GOALS = {
     "tokens_over_vllm_server": harness.at_least(0.9),
     "added_p50_ms": harness.at_most(5.0),
     "merged_whole": harness.at_least(1.0),
+    "sampled_differs": harness.at_most(0.05),
     "errors": harness.at_most(0),
 }
 METHOD = {
     "tokens_over_vllm_server": "sampled tokens/s through the gateway over those of vLLM's server, "
     "64 sessions of up to three text completions at once; the median over windows",
     "added_p50_ms": "the median latency of a call with one session, less that of vLLM's server",
-    "merged_whole": "share of the gateway's sessions whose every prompt goes on, id for id, from "
-    "what was read and sampled before",
+    "merged_whole": "share of the gateway's sessions of two turns or more whose every prompt goes "
+    "on, id for id, from what was read and sampled before",
+    "sampled_differs": "by what share a call through the gateway samples more or fewer tokens than "
+    "one of vLLM's server, in the mean over windows of 64 sessions",
     "errors": "replies of either server that were no 200",
 }
 
@@ -67,7 +70,10 @@ def bench(options: BenchGatewayOptions) -> None:
     sizes = Sizes(192, 20, 2) if options.quick else Sizes(640, 60, 5)
     found: dict[str, Any] = {"machine": harness.machine(), "method": METHOD, "sessions": SESSIONS}
     found |= measure(sizes, report)
-    names = ("tokens_over_vllm_server", "added_p50_ms", "sessions", "merged_whole", "errors")
+    names = (
+        *("tokens_over_vllm_server", "added_p50_ms", "sessions", "merged_whole"),
+        *("sampled_differs", "errors"),
+    )
     harness.finish(options, found, [harness.goals_table(found, GOALS, names, "the gateway")])
 
 
@@ -117,8 +123,11 @@ async def _figures(
 ) -> dict[str, Any]:
     play = _Played([question.text for question in questions(SEED)]).window
     looked = await play(ours, SESSIONS, SESSIONS, look=True)  # warms up, too
+    if not looked.whole:
+        raise harness.BenchError("no session had a second turn: nothing tells whether calls merge")
     windows = [looked, await play(theirs, SESSIONS, SESSIONS)]
     ratios, added = list[float](), list[float]()
+    crowds: tuple[list[Window], list[Window]] = [], []  # ours, theirs
     before = await play(theirs, SESSIONS, sizes.crowd)
     for _ in range(sizes.repeats):
         mine, after = [await play(each, SESSIONS, sizes.crowd) for each in (ours, theirs)]
@@ -131,11 +140,16 @@ async def _figures(
             f"alone {own:.1f} ms a call, {first:.1f} and {last:.1f}"
         )
         windows += [before, mine, *alone]
+        crowds[0].append(mine)
+        crowds[1].append(after)
         before = after
+    sampled, of_vllm = map(_sampled, crowds)
     return {
         "tokens_over_vllm_server": statistics.median(ratios),
         "added_p50_ms": statistics.median(added),
         "merged_whole": statistics.fmean(looked.whole),
+        "sampled_differs": abs(sampled / of_vllm - 1.0),
+        "tokens_per_call": {"gateway": sampled, "vllm": of_vllm},
         "errors": sum(each.errors for each in [*windows, before]),
         "windows": {"ratios": ratios, "added_ms": added},
     }
@@ -162,6 +176,11 @@ class _Played:
             first=first,
             look=look,
         )
+
+
+def _sampled(windows: Sequence[Window]) -> float:
+    """The mean count of tokens of a call."""
+    return sum(each.tokens for each in windows) / sum(len(each.latencies_s) for each in windows)
 
 
 def _rate(of: Window) -> float:

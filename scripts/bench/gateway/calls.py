@@ -23,8 +23,8 @@ _LIMIT = {"stop": [STOP], "include_stop_str_in_output": True, "temperature": 1.0
 
 @dataclass
 class Window:
-    """What came of a window of calls: `whole`: sessions all of whose prompts went on, id for id,
-    from what was read and sampled before, of those that were looked at.
+    """What came of a window of calls: `whole`: of each session of two turns or more that was looked
+    at, whether all of its prompts went on, id for id, from what was read and sampled before.
     """
 
     tokens: int = 0
@@ -87,7 +87,7 @@ class _Player:
             if turn + 1 == TURNS or not said.endswith(STOP):
                 break
             text += said + SEEN
-        if self.asked["return_token_ids"]:
+        if self.asked["return_token_ids"] and turn:
             self.made.whole.append(whole)
 
     async def _call(self, text: str, seed: int) -> tuple[dict[str, Any] | None, list[int]]:

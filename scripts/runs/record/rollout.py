@@ -141,11 +141,8 @@ def _faults(found: _Payload) -> Iterator[str]:
         yield f"reference_tokens of {len(found.reference_tokens)} bytes"
     if not 0 < len(found.sequences) <= _MOST_SEQUENCES:
         yield f"{len(found.sequences)} sequences: 1 to {_MOST_SEQUENCES}"
-    names = set[str]()
+    yield from _order_faults(found.sequences)
     for place, sequence in enumerate(found.sequences):
-        if sequence.name in names:
-            yield f"sequences[{place}]: another is named {sequence.name!r}"
-        names.add(sequence.name)
         size = len(sequence.prompt_tokens)
         if not size or size % _TOKEN_BYTES:
             yield f"sequences[{place}]: prompt_tokens of {size} bytes"
@@ -154,6 +151,19 @@ def _faults(found: _Payload) -> Iterator[str]:
         for n, turn in enumerate(sequence.turns):
             if wrong := _turn_fault(turn):
                 yield f"sequences[{place}].turns[{n}]: {wrong}"
+
+
+def _order_faults(sequences: list[_Sequence]) -> Iterator[str]:
+    """What is wrong with their names, and with the order of their first calls."""
+    asked = -math.inf
+    for place, sequence in enumerate(sequences):
+        name = str(place + 1) if place else ""
+        if sequence.name != name:
+            yield f"sequences[{place}]: it is named {sequence.name!r}, not {name!r}"
+        began = sequence.turns[0].started_at if sequence.turns else asked
+        if began < asked:
+            yield f"sequences[{place}]: asked for at {began}, before the one that it follows"
+        asked = max(asked, began)
 
 
 def _turn_fault(turn: _Turn) -> str:

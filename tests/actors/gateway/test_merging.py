@@ -10,7 +10,7 @@ import pytest
 
 from actors.errors import TooManyCalls
 from actors.gateway.calls import Call
-from actors.gateway.merging import merged
+from actors.gateway.merging import MOST_BYTES, Merging, merged
 from actors.policies.base import Completion
 from actors.token_audit import require_recorded
 from configs.runtime.files import MOST_IDS
@@ -224,6 +224,22 @@ def test_more_than_a_record_holds_is_refused_by_name() -> None:
     assert len(merged(one[:-1])[0].turns) == MAX_TURNS
     with pytest.raises(TooManyCalls, match=r"1025 calls make a sequence of over 1024 turns"):
         merged(one)
+
+
+def test_nor_are_more_bytes() -> None:
+    """As many calls as are taken fit a record; one more does not, and is not taken."""
+    apart = [call([number] * 30_000, 1) for number in range(131)]
+    merging = Merging()
+    for each in apart[:-1]:
+        merging.require_room(each.prompt)
+        merging.take(each)
+    held = merging.sequences()
+    assert len(encode_trajectory(rollout(0, held))) <= merging.bytes <= MOST_BYTES
+    for refuse in (merging.take, lambda each: merging.require_room(each.prompt)):
+        with pytest.raises(TooManyCalls, match=r"131 calls make over 15 MiB"):
+            refuse(apart[-1])
+    assert len(merging.sequences()) == len(held) == 130
+    merging.take(call([0] * 30_000 + [1] * 9, 5))  # goes on, and adds little
 
 
 @pytest.mark.parametrize(

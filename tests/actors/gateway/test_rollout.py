@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import GenerationFailed, ProgramFailed
-from actors.gateway.rollout import ProgramRollouts
+from actors.errors import GenerationFailed, ProgramFailed, TooManyCalls
+from actors.gateway import merging
+from actors.gateway.rollout import ProgramRollouts, recorded
 from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
 from actors.rewards.scorer import Rewards
@@ -22,7 +23,7 @@ from configs.retrieval import RetrievalConfig
 from configs.rewards import RewardsConfig, RewardWeights
 from configs.runtime.process import REPOSITORY
 from configs.schema import ActorsConfig, Config, ModelConfig
-from replay.codec import decode_trajectory, encode_trajectory
+from replay.codec import MAX_TEXT_CHARS, decode_trajectory, encode_trajectory
 from replay.protocol import Lease
 from replay.trajectory import StopReason, Trajectory
 from retrieval_server.protocol import RetrievalUnavailable
@@ -206,6 +207,16 @@ async def test_a_context_that_is_full_is_another_end(stage: Stage) -> None:
     assert trajectory.stop_reason is StopReason.CONTEXT_LIMIT and len(trajectory.turns) == 1
 
 
+async def test_calls_that_no_record_could_hold_are_such_an_end_too(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "MOST_BYTES", 2000)
+    trajectory = await stage.play("while isinstance(ask(), dict): pass")
+    assert trajectory.stop_reason is StopReason.TURN_LIMIT and 1 <= len(trajectory.turns) < 4
+    with pytest.raises(TooManyCalls, match=r"no record holds what the program did: .*answer"):
+        recorded(replace(trajectory, answer="x" * (MAX_TEXT_CHARS + 1)))
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [
@@ -213,6 +224,7 @@ async def test_a_context_that_is_full_is_another_end(stage: Stage) -> None:
         ("ask()\nos._exit(7)", "exit status 7"),
         ("return 'kelu'", "it ended well, without one completed call of the policy"),
         ("ask()\nreturn {'anwser': 'kelu'}", "its last line is no result"),
+        ("ask()\nreturn {'reward': 1e300}", r"no result .*<= 1000000000.*reward"),
     ],
 )
 async def test_a_program_that_fails_is_a_failed_lease(stage: Stage, body: str, said: str) -> None:
@@ -239,6 +251,29 @@ async def test_what_the_engine_fails_at_is_never_the_program_s_fault(stage: Stag
     for body in ("ask()", "raise RuntimeError(ask())"):
         with pytest.raises(GenerationFailed, match="aborted"):
             await stage.play(stage.function(body, failures="score"))
+
+
+class FailsOnce(Reader):
+    """Its first completion fails."""
+
+    async def complete(self, tokens: Any, **sampling: Any) -> Completion:
+        self.error = None if self.error else GenerationFailed("aborted")
+        return await super().complete(tokens, **sampling)
+
+
+async def test_what_a_later_call_has_made_good_is_no_fault_any_more(stage: Stage) -> None:
+    again = "assert ask() == 503 and isinstance(ask(), dict)\n"
+    stage.policy = FailsOnce(stage.prompter)
+    with pytest.raises(ProgramFailed, match="boom"):
+        await stage.play(again + "raise RuntimeError('boom')")
+    trajectory = await stage.play(again + "return {'reward': 0.5}", em=0.0, environment=1.0)
+    assert trajectory.reward == 0.5
+
+
+async def test_a_reward_is_a_result_whatever_failed_before(stage: Stage) -> None:
+    body = "ask()\npost('/retrieve', query='a')\nreturn {'reward': 0.5}"
+    stage.retriever.error = RetrievalUnavailable("down")
+    assert (await stage.play(body, em=0.0, environment=1.0)).reward == 0.5
 
 
 async def test_nor_is_what_retrieval_fails_at(stage: Stage) -> None:

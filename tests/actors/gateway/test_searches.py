@@ -47,6 +47,16 @@ async def test_a_search_that_fails_is_told_and_whose_fault_it_is(
     assert searches.made == []
 
 
+async def test_a_later_search_that_is_answered_makes_it_good() -> None:
+    retriever = FixedRetriever(error=RetrievalUnavailable("down"))
+    searches = SessionSearches(retriever, top_k=2)
+    with pytest.raises(Refused):
+        await asked(searches, query="a")
+    retriever.error = None
+    await asked(searches, query="a")
+    assert searches.fault is None
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"queries": "a"}', b'{"query": "a", "topk": 0}'])
 async def test_a_request_that_is_none_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as raised:

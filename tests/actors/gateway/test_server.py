@@ -9,9 +9,11 @@ import openai
 import pytest
 
 from actors.errors import GenerationFailed, UnverifiedWeights
+from actors.gateway import merging
+from actors.gateway.protocol import Refused
 from actors.gateway.sessions import Result
 from actors.policies.base import Completion, Delta
-from tests.actors.gateway.conftest import Serve
+from tests.actors.gateway.conftest import LEASE, Serve
 
 USER = [{"role": "user", "content": "what is the mayor of bore ?"}]
 
@@ -199,6 +201,8 @@ async def test_a_result_is_posted_once(serve: Serve) -> None:
     headers = {"authorization": f"Bearer {served.session.key}"}
     async with httpx.AsyncClient(verify=False, headers=headers) as http:
         for body, status in (
+            ({}, 400),
+            ({"answer": "kelu", "reward": 1e300}, 400),
             ({"answer": "kelu", "reward": 0.5}, 200),
             ({"answer": "kelu", "reward": 0.5}, 200),
             ({"answer": "bore"}, 409),
@@ -208,6 +212,36 @@ async def test_a_result_is_posted_once(serve: Serve) -> None:
                 await http.post(f"{served.gateway.url}/result", json=body)
             ).status_code == status
     assert served.session.result == Result("kelu", 0.5)
+
+
+async def test_a_result_that_comes_after_the_end_is_refused(serve: Serve) -> None:
+    """Its body may come in late."""
+    session = (await serve()).session
+    session.close()
+    with pytest.raises(Refused, match="has ended"):
+        session.post(Result("kelu", None))
+
+
+async def test_what_no_record_could_hold_is_refused_and_the_session_goes_on(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = await serve(*"abcdef")
+    session, text = served.session, "what is the mayor of bore ?" * 10
+    monkeypatch.setattr(merging, "MOST_BYTES", 1800)
+    first = await served.client.completions.create(model="", prompt=text)
+    assert not session.spent
+    with pytest.raises(openai.APIStatusError, match=r"send a conversation back") as full:
+        await served.client.completions.create(model="", prompt="now " + text)
+    assert full.value.status_code == 413 and full.value.code == "record_bytes"
+    assert session.spent and len(session.calls) == session.begun == 1
+    goes_on = text + first.choices[0].text + "<|im_end|> and ?"
+    await served.client.completions.create(model="", prompt=goes_on)
+    session.post(Result("kelu", None))
+    (sequence,) = merging.merged(session.calls)
+    assert len(sequence.turns) == 2
+    free = served.another(served.gateway.open(LEASE, free=True).key)
+    for number in range(3):
+        await free.completions.create(model="", prompt=f"{number} {text}")
 
 
 class Waiting:

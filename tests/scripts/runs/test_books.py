@@ -280,7 +280,16 @@ def test_a_run_of_single_sequences_says_nothing_of_them(
             lambda s: s[2]["turns"][0].update(policy_versions=np.full(4, 9, np.int32).tobytes()),
             "sequences[2]: newest_version: 9, and no step beyond 1 was sampled",
         ),
-        (lambda s: s[2].update(name="2"), "payload: sequences[2]: another is named '2'"),
+        (lambda s: s[2].update(name="2"), "payload: sequences[2]: it is named '2', not '3'"),
+        (lambda s: s[0].update(name="zz"), "payload: sequences[0]: it is named 'zz', not ''"),
+        (
+            lambda s: s.reverse(),
+            "payload: sequences[0]: it is named '3', not ''; sequences[2]: it is named '', not '3'",
+        ),
+        (
+            lambda s: s[1]["turns"][0].update(started_at=-9.0),
+            "payload: sequences[1]: asked for at -9.0, before the one that it follows",
+        ),
         (lambda s: s[1].update(turns=[]), "payload: sequences[1]: 0 turns: 1 to 1024"),
         (lambda s: s.pop(), "sequences: the record says 3, its payload 2"),
     ],
