@@ -103,6 +103,8 @@ class Endpoints:
             return await serve(session)
         except ClientDisconnect:
             self._given_up += 1
+            if session is not None:
+                session.given_up = True
             return Response(status_code=_GONE)
         except (Exception, asyncio.CancelledError) as error:
             if (refused := self._refusal(session, error)) is None:
@@ -125,7 +127,9 @@ class Endpoints:
         try:
             body = await self._body(request)
             ends = asyncio.get_running_loop().time() + min(session.left_s, self._deadline_s)
-            return _reply(await _in_time(request, ends, session.searches.answer(body)))
+            answered = await _in_time(request, ends, session.searches.answer(body))
+            session.given_up = False
+            return _reply(answered)
         finally:
             work.release()
 
@@ -167,10 +171,11 @@ class Endpoints:
 
         async def over() -> None:
             work.release()
+            session.given_up |= not work.answered
             await pieces.aclose()
 
         refusal = partial(self._refusal, session)
-        told = events(first, pieces, replies, ends, refusal, work.attach)
+        told = events(first, pieces, replies, ends, refusal, work)
         return Events(told, over)
 
     def _chat(self, session: Session, body: bytes) -> Asked:

@@ -95,8 +95,9 @@ class ProgramRollouts:
         try:
             ended = await self._programs.run(_question(lease), self._given(session))
         finally:
+            unanswered = session.unanswered
             session.close()
-        result = self._result(session, ended)
+        result = self._result(session, ended, unanswered)
         sequences = merged(session.calls)
         self._audit.check(sequences, session.calls)
         self._note(session.calls, result)
@@ -121,7 +122,7 @@ class ProgramRollouts:
         given = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": session.key}
         return given | ({"FORAGE_RETRIEVAL_URL": f"{url}/retrieve"} if self._has_search else {})
 
-    def _result(self, session: Session, ended: Ended) -> Result:
+    def _result(self, session: Session, ended: Ended, unanswered: bool) -> Result:
         """What the program came to: as it posted, else as it printed. Raises ProgramFailed, or what
         policy or retrieval met that kept it from an answer.
         """
@@ -132,6 +133,8 @@ class ProgramRollouts:
         met = session.fault or (session.searches.fault if session.searches else None)
         if met is not None and (said is None or said.answer is None):
             raise met
+        if said is None and unanswered:  # what was too slow for it, it did not choose
+            raise ProgramFailed(f"{fault}, with a call or a search that was not answered")
         if said is None and asked.failures == "fail":
             raise ProgramFailed(fault)
         if not session.calls:

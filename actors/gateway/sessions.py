@@ -31,11 +31,12 @@ class Result:
 
 
 class Work:
-    """A request in flight, and the task that serves it just now."""
+    """A request in flight, and the task that serves it just now. `answered`: a stream is whole."""
 
     def __init__(self, siblings: "set[Work]") -> None:
         self._siblings = siblings
         siblings.add(self)
+        self.answered = False
         self.attach()
 
     def attach(self) -> None:
@@ -64,6 +65,7 @@ class Session:
         self.fault: ActorError | None = None
         self.searches: SessionSearches | None = None
         self.begun = 0  # calls
+        self.given_up = False  # a request, unanswered, and none was answered since
         self.full = False  # a call's prompt has left no room for a completion
         self._limits, self._ends = limits, time.monotonic() + deadline_s
         self._calls: list[Call] = []
@@ -84,6 +86,11 @@ class Session:
     def at_work(self) -> int:
         """Its calls in flight."""
         return len(self._at_work)
+
+    @property
+    def unanswered(self) -> bool:
+        """True where a request waits for its answer, or was given up before that."""
+        return self.given_up or bool(self._at_work)
 
     def close(self) -> None:
         """End the session, and its calls in flight; every later one is refused. Twice is
@@ -129,6 +136,7 @@ class Session:
         """Keep a completed call. Raises Refused where the session has ended meanwhile."""
         self.require_open()
         self._calls.append(call)
+        self.given_up = False
         del self._calls[: -self._limits.calls]
 
     def post(self, result: Result) -> None:

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from actors.gateway.completing import Piece
 from actors.gateway.protocol import Refused
 from actors.gateway.replies import Replies, event
+from actors.gateway.sessions import Work
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -37,15 +38,16 @@ async def events(
     replies: Replies,
     ends: float,
     refusal: Callable[[BaseException], Refused | None],
-    begun: Callable[[], None],
+    work: Work,
 ) -> AsyncIterator[bytes]:
     """Yield the events of a call whose first piece is there; `ends`: by the loop's clock. What
-    `refusal` makes of an error is the last event. `begun` is called by the task that sends them.
+    `refusal` makes of an error is the last event. `work` is the sending task's from here on.
     """
-    begun()
+    work.attach()
     piece = first
     try:
         while True:
+            work.answered = piece.made is not None
             for each in replies.events(piece):
                 yield each
             if piece.made is not None:

@@ -60,11 +60,14 @@ class Reader:
     prompter: Prompter
     error: Exception | None = None
     prompts: list[str] = field(default_factory=list)
+    silent: tuple[int, ...] = ()  # the prompts, counted from 1, that it never completes
 
     async def complete(self, tokens: Any, *, stops: Stops, **sampling: Any) -> Completion:
         if self.error is not None:
             raise self.error
         self.prompts.append(self.prompter.decode(np.asarray(tokens)))
+        if len(self.prompts) in self.silent:
+            await asyncio.sleep(60)
         read, said = self.prompts[-1].rpartition("Question:")[2], SEARCHING
         if "of xanu ?" in read:
             said = NOTE if "<information>" in read else "<search> capital of xanu </search>"
@@ -237,6 +240,34 @@ async def test_what_the_engine_fails_at_is_never_the_program_s_fault(stage: Stag
     for body in ("ask()", "raise RuntimeError(ask())"):
         with pytest.raises(GenerationFailed, match="aborted"):
             await stage.play(stage.function(body, failures="score"))
+
+
+IN_VAIN = "import socket\nask()\nsocket.setdefaulttimeout(0.3)\n"
+IN_VAIN += "try: ask()\nexcept TimeoutError: pass\nsocket.setdefaulttimeout(30)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("ask()\nask()", "it took over 2 s"),
+        ("ask()\nask(stream=True)", "it took over 2 s"),
+        (f"{IN_VAIN}raise RuntimeError('boom')", "exit status 1: RuntimeError: boom"),
+    ],
+)
+async def test_nor_is_an_engine_that_does_not_answer(stage: Stage, body: str, how: str) -> None:
+    stage.policy.silent = (2,)
+    program = stage.function(body, deadline_s=2.0, failures="score")
+    with pytest.raises(ProgramFailed, match=how) as raised:
+        await stage.play(program)
+    assert str(raised.value).endswith("with a call or a search that was not answered")
+
+
+async def test_what_is_answered_later_is_answered(stage: Stage) -> None:
+    stage.policy.silent = (2,)
+    body = f"{IN_VAIN}ask()\nraise RuntimeError('boom')"
+    trajectory = await stage.play(stage.function(body, failures="score"))
+    assert (trajectory.reward, len(trajectory.turns)) == (0.0, 2)
 
 
 async def test_nor_is_what_retrieval_fails_at(stage: Stage) -> None:
