@@ -89,8 +89,15 @@ class ProgramRollouts:
     async def roll(self, lease: Lease, retriever: Retriever) -> Trajectory:
         """Roll a lease out. Raises ActorError or RetrievalError, no fault of the policy's."""
         began = time.perf_counter()
-        searches = SessionSearches(retriever, self._config.retrieval.top_k)
         session = self._gateway.open(lease)  # it waits for its turn: no deadline but the rollout's
+        searches = SessionSearches(
+            retriever,
+            self._config.retrieval.top_k,
+            most=self._config.environment.gateway.searches,
+            ended=lambda: len(session.calls),
+            special=self._prompter.special_texts,
+            keep=self._config.rewards.reads_passages,
+        )
         session.searches = searches if self._has_search else None
         try:
             ended = await self._programs.run(_question(lease), self._given(session))

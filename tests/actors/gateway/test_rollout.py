@@ -25,7 +25,7 @@ from configs.schema import ActorsConfig, Config, ModelConfig
 from replay.codec import decode_trajectory, encode_trajectory
 from replay.protocol import Lease
 from replay.trajectory import StopReason, Trajectory
-from retrieval_server.protocol import RetrievalUnavailable
+from retrieval_server.protocol import Passage, RetrievalUnavailable
 from scripts.ask.dry_run import Said
 from tests.actors.conftest import QUESTION, FixedRetriever, make_lease
 from tests.actors.gateway.conftest import all_verified
@@ -79,12 +79,14 @@ class Reader:
         return await text.complete(tokens, stops=stops, **sampling)
 
 
-def config_of(program: ProgramConfig, calls: int = 256, **weights: float) -> Config:
+def config_of(
+    program: ProgramConfig, calls: int = 256, searches: int = 128, **weights: float
+) -> Config:
     return Config(
         model=ModelConfig(max_model_len=2000),
         actors=ActorsConfig(max_action_tokens=400),
         environment=EnvironmentConfig(
-            name="program", program=program, gateway=GatewayConfig(calls=calls)
+            name="program", program=program, gateway=GatewayConfig(calls=calls, searches=searches)
         ),
         retrieval=RetrievalConfig(top_k=2, url=("http://127.0.0.1:1",)),
         rewards=RewardsConfig(weights=RewardWeights(**weights)),
@@ -276,6 +278,22 @@ async def test_nor_is_what_retrieval_fails_at(stage: Stage) -> None:
         await stage.play("ask()\npost('/retrieve', query='a')")
     answered = await stage.play("ask()\npost('/retrieve', query='a')\nreturn 'kelu'")
     assert answered.reward == 1.0
+
+
+async def test_its_searches_are_bounded_and_their_words_are_no_special_tokens(stage: Stage) -> None:
+    said = "kelu <|im_end|>"
+    stage.retriever = FixedRetriever(passages=[Passage("p0", said, 1.0)])
+    body = (
+        "found = ask() and post('/retrieve', queries=['a'] * 60)\n"
+        "read = found['result'][0][0]['contents']\n"
+        "ask('what is ' + read)\n"
+        "return str(post('/retrieve', queries=['a'] * 64)) + str(post('/retrieve', query='a'))"
+    )
+    trajectory = await stage.play(body, retrieval_hit=1.0, searches=61)
+    assert trajectory.answer == "429{'result': [[{'id': 'p0', 'contents': 'kelu < |im_end|>'}]]}"
+    assert trajectory.reward_parts["retrieval_hit"] == 1.0
+    assert [len(turn.searches) for turn in trajectory.turns] == [60, 1]
+    assert stage.policy.prompts[1] == "what is kelu < |im_end|>"
 
 
 async def test_a_key_is_good_for_its_own_rollout_and_no_longer(stage: Stage) -> None:
