@@ -31,12 +31,11 @@ class Result:
 
 
 class Work:
-    """A request in flight, and the task that serves it just now. `answered`: a stream is whole."""
+    """A request in flight, and the task that serves it just now."""
 
     def __init__(self, siblings: "set[Work]") -> None:
         self._siblings = siblings
         siblings.add(self)
-        self.answered = False
         self.attach()
 
     def attach(self) -> None:
