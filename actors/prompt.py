@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ class Prompter:
         self._cached = lru_cache(_CACHED_CHARS // self._piece_chars)(self._encode_now)
         self._before, self._after = self._encode(before), self._encode(after)
         self._passage_text(Passage("", "", 0.0), 1)
+
+    def copy(self) -> "Prompter":
+        """Return one with a tokenizer of its own: a tokenizer is for one thread at a time."""
+        return Prompter(deepcopy(self._tokenizer), self._questions, self._actors)
 
     def question(
         self,

@@ -97,6 +97,7 @@ class GatewayConfig(Section, frozen=True):
     calls_at_once: Positive = 16  # further ones are refused
     messages: Positive = 1024  # of one call
     body_bytes: Positive = 1_000_000  # of one call
+    searches: Positive = 128  # in all; 64 at most between two calls
 
 
 class McpKey(Section, frozen=True):

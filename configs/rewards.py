@@ -137,6 +137,13 @@ class RewardsConfig(Section, frozen=True):
     evaluated: Annotated[tuple[FurtherPart, ...], ONE_OR_MORE] = ()  # parts of evaluations, too
 
     @property
+    def reads_passages(self) -> bool:
+        """True where a part reads the passages that were shown."""
+        weighed = (self.weights.retrieval_hit, self.weights.custom)
+        strict = self.mode == "strict" and any(weighed)
+        return strict or not {"retrieval_hit", "custom"}.isdisjoint(self.evaluated)
+
+    @property
     def need_answers(self) -> bool:
         """True where a train question without accepted answers could not be rewarded."""
         if self.mode == "search_r1" or any(getattr(self.weights, name) for name in _OF_ANSWERS):

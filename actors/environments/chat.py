@@ -213,8 +213,16 @@ def thoughts(text: str, opened: bool = False) -> list[tuple[int, int]]:
 
 def parse_calls(text: str, format: Format) -> list[Call | Malformed]:
     """Parse the closed calls of a turn's own text, in order; an unreadable one is Malformed."""
-    found = _HERMES.findall(text) if format == "hermes" else _objects(text)
-    return [_call(each, _ARGUMENTS[format]) for each in found]
+    return [call for _, _, call in place_calls(text, format)]
+
+
+def place_calls(text: str, format: Format) -> list[tuple[int, int, Call | Malformed]]:
+    """Parse the closed calls of a turn's own text, in order: where each begins and ends, and it."""
+    if format == "llama3_json":
+        found = [(begin, end, text[begin:end]) for begin, end in _objects(text)]
+    else:
+        found = [(each.start(), each.end(), each[1]) for each in _HERMES.finditer(text)]
+    return [(begin, end, _call(call, _ARGUMENTS[format])) for begin, end, call in found]
 
 
 def begins_call(text: str, format: Format) -> bool:
@@ -247,6 +255,15 @@ def text_of(value: Any) -> str:
     return value.strip()
 
 
+def can_be_encoded(*values: Any) -> bool:
+    """True where JSON values hold no half of an escape, which is no Unicode."""
+    try:
+        json.dumps(values, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
 def _call(text: str, arguments: str) -> Call | Malformed:
     try:
         value = json.loads(text)
@@ -255,11 +272,15 @@ def _call(text: str, arguments: str) -> Call | Malformed:
     if not isinstance(value, dict):
         return Malformed()
     name, given = value.get("name"), value.get(arguments)
-    return Call(name, given) if isinstance(name, str) and isinstance(given, dict) else Malformed()
+    if isinstance(name, str) and isinstance(given, dict) and can_be_encoded(name, given):
+        return Call(name, given)
+    return Malformed()
 
 
-def _objects(text: str) -> Iterator[str]:
-    """Yield each object that begins like a call, to its end, or to the text's where it has none."""
+def _objects(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where each object that begins like a call begins and ends: with the text where it has
+    no end.
+    """
     position = 0
     while found := _NAMED.search(text, position):
         begin = found.start()
@@ -267,7 +288,7 @@ def _objects(text: str) -> Iterator[str]:
             _, position = _DECODER.raw_decode(text, begin)
         except (ValueError, RecursionError):
             position = len(text)
-        yield text[begin:position]
+        yield begin, position
 
 
 def _same(text: str) -> str:

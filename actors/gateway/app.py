@@ -30,6 +30,7 @@ _REFUSALS = {
     410: "The session has ended",
     413: "The body is too large",
     429: "The session has made, or makes, too many calls",
+    500: "The gateway has a fault, which is in the actor's log",
     503: "The policy, or verified weights, could not be had",
 }
 Serve = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -58,6 +59,7 @@ def create_app(endpoints: Endpoints) -> FastAPI:
     _add(app, "POST", "/v1/result", endpoints.result, "Taken", _RESULT)
     _add(app, "POST", "/v1/retrieve", endpoints.retrieve, "What each query has found", _SEARCH)
     _add(app, "GET", "/v1/models", endpoints.models, "The one model, whatever it is called")
+    _add(app, "GET", "/v1/models/{model:path}", endpoints.model, "The model")
 
     async def nowhere(request: Request, _: Exception) -> Response:
         what = f"{request.method} {request.url.path}"
@@ -89,6 +91,10 @@ def _add(
     if serve.__name__ == "retrieve":
         responses[404] = responses[400] | {"description": "The session has nothing to search"}
     extra: dict[str, Any] = {"security": [{"key": []}]}
+    if serve.__name__ == "model":
+        responses[404] = responses[400] | {"description": "No model is named"}
+        named = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+        extra["parameters"] = [named]
     if body is not None:
         schema = {"application/json": {"schema": body}}
         extra["requestBody"] = {"required": True, "content": schema}

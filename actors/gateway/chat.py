@@ -1,15 +1,16 @@
 """Conversations: messages and tools become a prompt's ids, and a completion becomes a message.
 
-Tokens in, tokens out: where the messages go on from an earlier call of the session, the prompt is
-that call's ids, sampled ones included, and only what follows them is rendered and tokenised; else
-the whole is. The text of a special token in anybody's words never becomes that token.
+Tokens in, tokens out: where the messages go on from an earlier call of the session, and the chat
+template shows all that was said up to it, the prompt is that call's ids, sampled ones included, and
+only what follows them is tokenised; else the whole is. The text of a special token in anybody's
+words never becomes that token.
 """
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import msgspec
@@ -19,9 +20,10 @@ from actors.environments.chat import (
     OWN,
     Call,
     call_begin,
+    can_be_encoded,
     format_of,
     opens_thought,
-    parse_calls,
+    place_calls,
     thoughts,
     without_thoughts,
 )
@@ -33,7 +35,9 @@ from actors.gateway.protocol import (
     Refused,
     Tool,
     ToolCall,
+    require_room,
     require_served,
+    require_small,
 )
 from actors.prompt import Prompter, Tokens, end_tokens
 from configs.load import ConfigError
@@ -65,10 +69,12 @@ class Said:
 
 
 class Chats:
-    """The conversations of one gateway, through the model's own chat template."""
+    """The conversations of one gateway, through the model's own chat template. `most_chars`: of the
+    messages of one call.
+    """
 
-    def __init__(self, prompter: Prompter, config: Config) -> None:
-        self._prompter, self._config = prompter, config
+    def __init__(self, prompter: Prompter, config: Config, most_chars: int) -> None:
+        self._prompter, self._config, self._most_chars = prompter, config, most_chars
         self._ends = end_tokens(prompter, config.model.path)
         self._reader = lru_cache(_KNOWN_READERS)(self._reader_now)
 
@@ -86,8 +92,10 @@ class Chats:
                 f"messages: {len(request.messages)}, over {most} (environment.gateway.messages)",
                 param="messages",
             )
+        require_room(sum(map(_chars, request.messages)), self._most_chars, "messages")
         messages = [_message(each, place) for place, each in enumerate(request.messages)]
         tools = [_schema(each) for each in request.tools or ()]
+        require_small(tools)
         try:
             keys = keys_of([_for_key(each) for each in messages], tools)
         except (ValueError, RecursionError) as error:
@@ -102,7 +110,7 @@ class Chats:
                 closed = len(after) and after[0] == read.ids[-1] and int(after[0]) in self._ends
                 return np.concatenate([read.ids, after[1:] if closed else after])
         try:
-            return self._tokens(of, of.messages)
+            return self._tokens(of)
         except Exception as error:  # templates raise whatever they like
             raise Refused(
                 f"messages: the model's chat template does not take them: {error}",
@@ -119,6 +127,10 @@ class Chats:
             return self._reader(msgspec.json.encode(of.tools))
         except ConfigError as error:
             raise Refused(f"tools: {error}", param="tools") from error
+        except Exception as error:  # templates raise whatever they like
+            raise Refused(
+                f"tools: the model's chat template does not take them: {error}", param="tools"
+            ) from error
 
     def opens_thought(self, prompt: Tokens) -> bool:
         """True where the prompt has opened the policy's thought."""
@@ -132,35 +144,57 @@ class Chats:
         format = format_of(prompter, schemas, asked, path)
         if format in OWN:
             return Reader(format)
-        return Reader(format, VllmFormat(format, prompter.tokenizer, schemas))
+        return Reader(format, VllmFormat(format, self._parsers_tokenizer, schemas))
+
+    @cached_property
+    def _parsers_tokenizer(self) -> Any:
+        """The tokenizer of vLLM's parsers, which read turns on another thread than prompts are."""
+        return self._prompter.copy().tokenizer
 
     def _after(self, of: Conversation, count: int) -> Tokens | None:
         """Return int32[n]: what follows the message with this count, which the policy has said;
-        None where the template does not show it.
-        """
-        turn = {"role": "assistant", "content": _TURN}
-        try:
-            return self._tokens(of, [*of.messages[: count - 1], turn, *of.messages[count:]], _TURN)
-        except Exception:  # noqa: BLE001 - templates raise whatever they like; it is rendered anew
-            return None
-
-    def _tokens(
-        self, of: Conversation, messages: Sequence[dict[str, Any]], behind: str = ""
-    ) -> Tokens:
-        """Render a conversation, and tokenise it, or what stands behind a mark. Raises ValueError
-        unless that is there once.
+        None where the template does not show all of it, or shows less than it did of what was
+        before: it drops thoughts, say.
         """
         marked = _Marked(self._prompter.special_texts)
-        text = self._prompter.render(marked.put(list(messages)), marked.put(of.tools) or None)
-        if behind:
-            if text.count(behind) != 1:
-                raise ValueError("the template does not show the policy's turn, once")
-            text = text.partition(behind)[2]
+        messages, tools = marked.put(of.messages), marked.put(of.tools) or None
+        read, turn, more = messages[: count - 1], messages[count - 1], messages[count:]
+        mark = {"role": "assistant", "content": _TURN}
+        try:
+            before = self._prompter.render(read, tools, generate=False)
+            whole = self._prompter.render(messages, tools)
+            _, after = self._prompter.render([*read, mark, *more], tools).split(_TURN)
+        except Exception:  # noqa: BLE001 - templates raise whatever they like; it is rendered anew
+            return None
+        end = len(whole) - len(after)
+        if not (whole.startswith(before) and whole.endswith(after) and len(before) <= end):
+            return None
+        return self._ids(marked, after) if _shows(whole[len(before) : end], turn) else None
+
+    def _tokens(self, of: Conversation) -> Tokens:
+        """Render a conversation, and tokenise it."""
+        marked = _Marked(self._prompter.special_texts)
+        text = self._prompter.render(marked.put(of.messages), marked.put(of.tools) or None)
+        return self._ids(marked, text)
+
+    def _ids(self, marked: "_Marked", text: str) -> Tokens:
         pieces = [
             (self._prompter.plain if foreign else self._prompter.text)(piece)
             for piece, foreign in marked.pieces(text)
         ]
         return np.concatenate(pieces)
+
+
+def _shows(text: str, message: dict[str, Any]) -> bool:
+    """True where a text has all that a message says, in its order, white space apart."""
+    names = [each["function"]["name"] for each in message.get("tool_calls", ())]
+    text, at = "".join(text.split()), 0
+    for said in (message["content"], *names):
+        said = "".join(said.split())
+        if (at := text.find(said, at)) < 0:
+            return False
+        at += len(said)
+    return True
 
 
 class _Marked:
@@ -173,7 +207,7 @@ class _Marked:
     def put(self, value: Any) -> Any:
         """Replace them in all texts of a value."""
         if isinstance(value, str):
-            value = value.replace("\ue000", "") if value != _TURN else value
+            value = value.replace("\ue000", "")
             for text in self._special:
                 value = value.replace(text, self._marks[text])
             return value
@@ -205,18 +239,20 @@ class Reader:
         self._format, self._vllm = next((own for own in OWN if own == format), None), vllm
 
     def read(self, text: str, opened: bool) -> Said:
-        """Read a whole turn. Where no call of it can be read, all of it is its content."""
-        content, found = text, list[object]()
+        """Read a whole turn. All but the calls that can be read is its content."""
         if self._format is not None:
-            found = [*parse_calls(without_thoughts(text, opened), self._format)]
-            content = text[: call_begin(_outside(text, opened), self._format)]
-        elif self._vllm is not None:
-            beside, read = self._vllm.read(without_thoughts(text, opened))
-            found = [*read]
-            thought = "".join(text[begin:end] for begin, end in thoughts(text, opened))
-            content = thought + beside
-        calls = tuple(each for each in found if isinstance(each, Call) and _is_json(each))
-        return Said(content if calls else text, calls, len(calls) < len(found))
+            found = place_calls(_outside(text, opened), self._format)
+            read = [(begin, end, call) for begin, end, call in found if _is_whole(call)]
+            thought = thoughts(text, opened)
+            content = _beside(text, [each for a, b, _ in read for each in _around(a, b, thought)])
+            calls = tuple(call for _, _, call in read if isinstance(call, Call))
+            return Said(content, calls, len(calls) < len(found))
+        if self._vllm is None:
+            return Said(text)
+        beside, made = self._vllm.read(without_thoughts(text, opened))
+        calls = tuple(call for call in made if isinstance(call, Call) and _is_whole(call))
+        thought = "".join(text[begin:end] for begin, end in thoughts(text, opened))
+        return Said(thought + beside if calls else text, calls, len(calls) < len(made))
 
     def certain(self, text: str, opened: bool) -> int:
         """Return how much of an unfinished turn is content whatever follows."""
@@ -228,12 +264,35 @@ class Reader:
         return len(text) - _begun(shown, self._format)
 
 
-def _is_json(call: Call) -> bool:
+def _is_whole(call: object) -> bool:
+    """True for a call that a client can be told."""
+    if not isinstance(call, Call) or not can_be_encoded(call.name, call.arguments):
+        return False
     try:
         json.dumps(call.arguments, allow_nan=False)
     except ValueError:
         return False
     return True
+
+
+def _around(begin: int, end: int, parts: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield a span without the parts of it."""
+    for first, last in parts:
+        if begin <= first < end:
+            yield begin, first
+            begin = last
+    yield begin, end
+
+
+def _beside(text: str, calls: Sequence[tuple[int, int]]) -> str:
+    """Return a turn without its calls, nor the white space behind them."""
+    at, kept = 0, list[str]()
+    for begin, end in (*calls, (len(text), len(text))):
+        piece = text[at:begin]
+        if not kept or piece.strip():
+            kept.append(piece)
+        at = end
+    return "".join(kept)
 
 
 def _outside(text: str, opened: bool) -> str:
@@ -279,6 +338,13 @@ def _for_key(message: dict[str, Any]) -> dict[str, Any]:
     return {name: each for name, each in (kept | {"tool_calls": calls}).items() if each}
 
 
+def _chars(message: Message) -> int:
+    """Return how many characters a message says."""
+    content, calls = message.content or "", message.tool_calls or ()
+    said = [content] if isinstance(content, str) else [each.text or "" for each in content]
+    return sum(map(len, said)) + sum(len(each.function.arguments) for each in calls)
+
+
 def _message(message: Message, place: int) -> dict[str, Any]:
     """Return a message as templates take it. Raises Refused."""
     where = f"messages[{place}]."
@@ -316,7 +382,7 @@ def _arguments(call: ToolCall, where: str) -> dict[str, Any]:
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         arguments = None
-    if not isinstance(arguments, dict):
+    if not isinstance(arguments, dict) or not can_be_encoded(arguments):
         raise Refused(
             f"{where}tool_calls: the arguments of {call.function.name!r} are no JSON object",
             param=f"{where}tool_calls",

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from actors.environments.base import completion_budget
 from actors.gateway.calls import Call
 from actors.gateway.chat import Conversation, Reader, Said, key_of
 from actors.gateway.history import key_after
-from actors.gateway.protocol import Refused, Wanted
+from actors.gateway.protocol import TooLong, Wanted
 from actors.gateway.sessions import Session
 from actors.gateway.text import Text
 from actors.policies.base import Completion, Policy, deltas, priority_of
@@ -26,6 +26,7 @@ from actors.rollout import turn_seed
 from configs.schema import Config
 
 Verified = Callable[[Collection[int]], Awaitable[None]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,19 +76,26 @@ class Completer:
         self._ends = end_tokens(prompter, config.model.path)
         self.overridden = self.calls = 0
 
-    async def complete(self, session: Session, asked: Asked) -> Made:
-        """Make a call. Raises Refused, PolicyError, UnverifiedWeights."""
+    async def complete(self, session: Session, asked: Asked, told: Callable[[Made], T]) -> T:
+        """Make a call; `told` makes its reply, before it is on record. Raises Refused, PolicyError,
+        UnverifiedWeights.
+        """
         sampling, started_at = self._sampling(session, asked), time.time()
         completion = await self._policy.complete(asked.prompt.tolist(), **sampling)
         await self._verified(_versions(completion))
         text = self._text(asked)
         text.put(completion.tokens.tolist())
-        return self._recorded(session, asked, text, completion, started_at)
+        made = self._made(asked, text, completion)
+        reply = told(made)
+        self._record(session, asked, text, made, started_at)
+        return reply
 
-    async def stream(self, session: Session, asked: Asked) -> AsyncGenerator[Piece, None]:
+    async def stream(
+        self, session: Session, asked: Asked, told: Callable[[Piece], T]
+    ) -> AsyncGenerator[T, None]:
         """Make a call, telling what is said as it comes. Raises as `complete` does."""
         sampling, started_at = self._sampling(session, asked), time.time()
-        text, told = self._text(asked), 0
+        text, shown = self._text(asked), 0
         completion: Completion | None = None
         async with aclosing(deltas(self._policy, asked.prompt.tolist(), **sampling)) as parts:
             async for delta in parts:
@@ -99,22 +107,22 @@ class Completer:
                 piece = Piece("", delta.tokens[fresh], delta.logprobs[fresh])
                 if completion is None:
                     sure = asked.reader.certain(text.full[: text.certain], asked.opened)
-                    yield replace(piece, text=text.full[told:sure])
-                    told = max(told, sure)
+                    yield told(replace(piece, text=text.full[shown:sure]))
+                    shown = max(shown, sure)
         assert completion is not None  # the last delta has it
-        made = self._recorded(session, asked, text, completion, started_at)
-        yield replace(piece, text=made.said.content[told:], made=made)
+        made = self._made(asked, text, completion)
+        reply = told(replace(piece, text=made.said.content[shown:], made=made))
+        self._record(session, asked, text, made, started_at)
+        yield reply
 
     def _sampling(self, session: Session, asked: Asked) -> dict[str, Any]:
         lease, wanted = session.lease, asked.wanted
         budget = completion_budget(self._config, len(asked.prompt))
         if not budget:
-            session.full = True
-            raise Refused(
+            raise TooLong(
                 f"the prompt takes {len(asked.prompt)} tokens, which leave no room for a "
                 f"completion in {self._config.model.max_model_len} (model.max_model_len)",
                 param="prompt" if asked.conversation is None else "messages",
-                code="context_length_exceeded",
             )
         number = session.begin(asked.prompt)
         temperature = lease.sampling.temperature
@@ -136,24 +144,24 @@ class Completer:
         wanted, decode = asked.wanted, self._prompter.decode
         return Text(decode, asked.prompt, wanted.stops, self._ends, wanted.include_stop)
 
-    def _recorded(
-        self, session: Session, asked: Asked, text: Text, completion: Completion, began: float
-    ) -> Made:
+    def _made(self, asked: Asked, text: Text, completion: Completion) -> Made:
         text.finish()
         if text.stopped:
             completion = _cut(completion, text.kept)
-        said = asked.reader.read(text.whole, asked.opened)
-        sampled = completion.tokens
-        session.record(Call(asked.prompt, completion, began, time.time(), said.malformed))
+        return Made(completion, asked.reader.read(text.whole, asked.opened))
+
+    def _record(self, session: Session, asked: Asked, text: Text, made: Made, began: float) -> None:
+        said, sampled = made.said, made.completion.tokens
+        session.record(Call(asked.prompt, made.completion, began, time.time(), said.malformed))
         if asked.conversation is not None:
-            key = key_after(asked.conversation.keys, key_of(said))
-            session.history.keep_conversation(key, asked.prompt, sampled)
+            if text.whole == text.full:  # else the client knows less than was sampled
+                key = key_after(asked.conversation.keys, key_of(said))
+                session.history.keep_conversation(key, asked.prompt, sampled)
         elif asked.text is not None:
             end = self._prompter.decode(sampled[-1:]) if int(sampled[-1]) in self._ends else ""
             whole = asked.text + text.full + end * (not text.full.endswith(end))
             session.history.keep_text(whole, asked.prompt, sampled)
         self.calls += 1
-        return Made(completion, said)
 
 
 def _versions(completion: Completion) -> frozenset[int]:

@@ -7,27 +7,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from actors.errors import ActorError, UnverifiedWeights
-from actors.gateway.chat import Chats
 from actors.gateway.completing import Asked, Completer, Verified
-from actors.gateway.protocol import (
-    ChatRequest,
-    CompletionRequest,
-    Refused,
-    ResultRequest,
-    decoded,
-    prompt_of,
-    wanted,
-)
+from actors.gateway.protocol import Refused, ResultRequest, TooLong, decoded
+from actors.gateway.reading import Read, Reading
 from actors.gateway.replies import Replies
 from actors.gateway.sessions import Result, Session, Sessions, Work, ended
 from actors.gateway.streaming import Events, events
 from actors.policies.base import Policy
-from actors.prompt import Prompter, Tokens
+from actors.prompt import Prompter
 from configs.schema import Config
 
 MODEL = "policy"
@@ -36,7 +27,6 @@ _GONE = 499  # nobody reads it
 _encode = msgspec.json.Encoder().encode
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-Read = Callable[[Session, bytes], Asked]
 
 
 class Endpoints:
@@ -53,9 +43,8 @@ class Endpoints:
         self._prompter, self._sessions = prompter, sessions
         self._body_bytes = config.environment.gateway.body_bytes
         self._deadline_s = config.actors.rollout_deadline_s
-        self._chats = Chats(prompter, config)
+        self._reading = Reading(prompter, config)
         self._completer = Completer(policy, prompter, config, verified)
-        self._vocabulary = max(prompter.tokenizer.get_vocab().values()) + 1
         self.draining = False
         self._refused = self._unverified = self._given_up = 0
 
@@ -71,15 +60,20 @@ class Endpoints:
 
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        return await self._answered(request, partial(self._call, request, self._chat))
+        return await self._answered(request, partial(self._call, request, self._reading.chat))
 
     async def completion(self, request: Request) -> Response:
         """Answer `POST /v1/completions`."""
-        return await self._answered(request, partial(self._call, request, self._plain))
+        return await self._answered(request, partial(self._call, request, self._reading.text))
 
     async def models(self, request: Request) -> Response:
         """Answer `GET /v1/models`."""
         return await self._answered(request, self._listed)
+
+    async def model(self, request: Request) -> Response:
+        """Answer `GET /v1/models/{model}`, whatever it is called."""
+        name = request.path_params["model"]
+        return await self._answered(request, partial(self._told, name))
 
     async def result(self, request: Request) -> Response:
         """Answer `POST /v1/result`."""
@@ -103,15 +97,24 @@ class Endpoints:
             return await serve(session)
         except ClientDisconnect:
             self._given_up += 1
+            if session is not None:
+                session.given_up = True
             return Response(status_code=_GONE)
         except (Exception, asyncio.CancelledError) as error:
             if (refused := self._refusal(session, error)) is None:
                 raise
             return self.refuse(refused)
 
+    def close(self) -> None:
+        """Begin no more calls."""
+        self.draining = True
+        self._reading.close()
+
     async def _listed(self, session: Session) -> Response:
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "forage"}
-        return _reply({"object": "list", "data": [model]})
+        return _reply({"object": "list", "data": [_model(MODEL)]})
+
+    async def _told(self, name: str, session: Session) -> Response:
+        return _reply(_model(name))
 
     async def _posted(self, request: Request, session: Session) -> Response:
         said = decoded(await self._body(request), ResultRequest)
@@ -125,7 +128,9 @@ class Endpoints:
         try:
             body = await self._body(request)
             ends = asyncio.get_running_loop().time() + min(session.left_s, self._deadline_s)
-            return _reply(await _in_time(request, ends, session.searches.answer(body)))
+            answered = await _in_time(request, ends, session.searches.answer(body))
+            session.given_up = False
+            return _reply(answered)
         finally:
             work.release()
 
@@ -134,13 +139,14 @@ class Endpoints:
             raise Refused("this gateway is closing", status=503, code="draining")
         work, handed_on = session.work(), False
         try:
-            asked = read(session, await self._body(request))
+            body = await self._body(request)
             left_s = min(session.left_s, self._deadline_s)
             ends = asyncio.get_running_loop().time() + left_s
+            asked = await _in_time(request, ends, self._reading.read(session, body, read))
             replies = Replies(asked, self._prompter.decode)
             if not asked.wanted.stream:
-                made = await _in_time(request, ends, self._completer.complete(session, asked))
-                return _reply(replies.whole(made))
+                making = self._completer.complete(session, asked, replies.whole)
+                return _response(await _in_time(request, ends, making))
             response = await self._stream(request, session, asked, replies, ends, work)
             handed_on = True
             return response
@@ -158,49 +164,22 @@ class Endpoints:
         work: Work,
     ) -> Response:
         """Begin a stream once its first piece is there: before, an error has a status."""
-        pieces = self._completer.stream(session, asked)
+        pieces = self._completer.stream(session, asked, replies.events)
         try:
             first = await _in_time(request, ends, anext(pieces))
         except BaseException:
             await pieces.aclose()
             raise
 
-        async def over() -> None:
+        async def over(sent: bool) -> None:
+            self._given_up += not sent
             work.release()
+            session.given_up |= all(each.prompt is not asked.prompt for each in session.calls)
             await pieces.aclose()
 
         refusal = partial(self._refusal, session)
-        told = events(first, pieces, replies, ends, refusal, work.attach)
+        told = events(first, pieces, ends, refusal, work.attach)
         return Events(told, over)
-
-    def _chat(self, session: Session, body: bytes) -> Asked:
-        request = decoded(body, ChatRequest)
-        asked, conversation = wanted(request), self._chats.conversation(request)
-        reader = self._chats.reader(conversation, request.tool_choice != "none")
-        prompt = self._chats.prompt(conversation, session.history)
-        opened = self._chats.opens_thought(prompt)
-        return Asked(asked, prompt, conversation, reader=reader, opened=opened)
-
-    def _plain(self, session: Session, body: bytes) -> Asked:
-        request = decoded(body, CompletionRequest)
-        asked, given = wanted(request), prompt_of(request)
-        if isinstance(given, str):
-            prompt = self._text_prompt(session, given)
-            return Asked(asked, prompt, text=given)
-        if not all(0 <= each < self._vocabulary for each in given):
-            raise Refused(
-                f"prompt: token ids are 0 to {self._vocabulary - 1}, the model's", param="prompt"
-            )
-        return Asked(asked, np.asarray(given, np.int32))
-
-    def _text_prompt(self, session: Session, text: str) -> Tokens:
-        """Return int32[P]: a text's ids; where it goes on from an earlier call, that call's."""
-        if (read := session.history.text(text)) is not None:
-            return np.concatenate([read.ids, self._prompter.text(text[len(read.text) :])])
-        prompt = self._prompter.document(text)
-        if not len(prompt):
-            raise Refused("prompt: it is empty: give at least one token", param="prompt")
-        return prompt
 
     async def _body(self, request: Request) -> bytes:
         chunks: list[bytes] = []
@@ -223,28 +202,32 @@ class Endpoints:
     def _refusal(self, session: Session | None, error: BaseException) -> Refused | None:
         """Return what a client is told of an error; None where it is no matter of a client's."""
         if isinstance(error, Refused):
+            if session is not None and isinstance(error, TooLong):
+                session.full = True
             return error
-        if session is None:
-            return None
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
-            if not session.closed or task is None:
+            if session is None or not session.closed or task is None:
                 return None
             task.uncancel()  # it was for this call alone
             return ended()
-        if isinstance(error, TimeoutError):
+        if session is not None and isinstance(error, TimeoutError):
             if session.left_s <= 0.0:
                 return ended()
             said = f"this call took over {self._deadline_s:g} s (actors.rollout_deadline_s)"
             return Refused(said, status=503, code="deadline")
-        if isinstance(error, ActorError):
+        if isinstance(error, Exception):
             return self._fault(session, error)
         return None
 
-    def _fault(self, session: Session, error: ActorError) -> Refused:
-        session.fault = session.fault or error
-        logger.warning("a call was not served: %s: %s", type(error).__name__, error)
-        said = f"{type(error).__name__}: {error}"
+    def _fault(self, session: Session | None, error: Exception) -> Refused:
+        said, foreseen = f"{type(error).__name__}: {error}", isinstance(error, ActorError)
+        if session is not None:
+            fault = error if isinstance(error, ActorError) else ActorError(f"the gateway: {said}")
+            session.fault = session.fault or fault
+        logger.warning("a call was not served: %s", said, exc_info=None if foreseen else error)
+        if not foreseen:
+            return Refused(said, status=500, code="gateway_failed")
         if isinstance(error, UnverifiedWeights):
             self._unverified += 1
             return Refused(said, status=503, code="unverified_weights", retry_after_s=_AGAIN_S)
@@ -276,5 +259,13 @@ async def _in_time(request: Request, ends: float, work: Awaitable[T]) -> T:
         leaving.cancel()
 
 
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "forage"}
+
+
 def _reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encode(body), status, headers, media_type="application/json")
+    return _response(_encode(body), status, headers)
+
+
+def _response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(body, status, headers, media_type="application/json")

@@ -16,10 +16,16 @@ from replay.bounds import MAX_REWARD
 from retrieval_server.protocol import RetrieveRequest
 
 MOST_STOPS, MOST_STOP_CHARS = 16, 256
+MOST_TOOLS, MOST_TOOL_BYTES, MOST_NESTED = 128, 131_072, 64  # of one request
 _INT64 = Meta(ge=-(1 << 63), le=(1 << 63) - 1)
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _UNKNOWN = re.compile(r"Object contains unknown field `([^`]*)`")
-_KINDS = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable"}
+_KINDS = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+}
 _WRONG = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # What a field may say that is otherwise refused, as it is what happens anyway.
 _ONLY: dict[str, tuple[Any, ...]] = {
@@ -38,7 +44,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "parallel_tool_calls": (True,),
-    "tool_choice": ("auto", "none"),
+    "tool_choice": ("auto", "none", "required"),  # nothing is enforced
+    "include_obfuscation": (False,),
     # Of a message.
     "refusal": ("",),
     "annotations": ([],),
@@ -81,6 +88,13 @@ class Refused(Exception):
         return shown | {"x-should-retry": "false"}
 
 
+class TooLong(Refused):
+    """A prompt that leaves no room for a completion."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+
+
 class Error(msgspec.Struct, frozen=True):
     """What was wrong with a request: `param` names its field."""
 
@@ -100,6 +114,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of a stream."""
 
     include_usage: bool | None = None
+    include_obfuscation: Any = None
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -136,7 +151,7 @@ class CompletionRequest(_Request, frozen=True, forbid_unknown_fields=True):
     """The body of `POST /v1/completions`: a prompt as text or ids."""
 
     prompt: str | list[str | int | list[int]]
-    logprobs: Annotated[int, Meta(ge=0, le=0)] | None = None  # 0: the sampled tokens' own
+    logprobs: Annotated[int, Meta(ge=0, le=1)] | None = None  # the sampled tokens' own alone
     echo: Any = None
     suffix: Any = None
 
@@ -259,6 +274,8 @@ def wanted(request: ChatRequest | CompletionRequest) -> Wanted:
     require_served(request)
     if request.stream_options is not None and not request.stream:
         raise Refused("stream_options: only with stream: true", param="stream_options")
+    if request.stream_options is not None:
+        require_served(request.stream_options, "stream_options.")
     limit = request.max_tokens
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         if limit not in (None, request.max_completion_tokens):
@@ -293,6 +310,30 @@ def require_served(of: msgspec.Struct, place: str = "") -> None:
             f"{place}{name}: what it says cannot be served: {', or '.join(instead)}",
             param=f"{place}{name}",
         )
+
+
+def require_room(chars: int, most: int, field: str) -> None:
+    """Refuse a text that cannot fit whatever its tokens are: none is so long."""
+    if chars > most:
+        raise TooLong(
+            f"{field}: {chars} characters, over {most}: as many as the model's longest tokens make "
+            "in model.max_model_len",
+            param=field,
+        )
+
+
+def require_small(tools: list[dict[str, Any]]) -> None:
+    """Refuse tools that are too many, or whose schemas are too large or nested too deeply."""
+    if len(tools) > MOST_TOOLS:
+        raise Refused(f"tools: {len(tools)}, over {MOST_TOOLS}: give fewer", param="tools")
+    level: list[Any] = list(tools)
+    for _ in range(MOST_NESTED):
+        inside = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for each in inside for part in each if isinstance(part, dict | list)]
+    if level:
+        raise Refused(f"tools: nested in over {MOST_NESTED} levels", param="tools")
+    if (size := len(msgspec.json.encode(tools))) > MOST_TOOL_BYTES:
+        raise Refused(f"tools: {size} bytes, over {MOST_TOOL_BYTES}: give less", param="tools")
 
 
 def prompt_of(request: CompletionRequest) -> str | list[int]:

@@ -33,8 +33,8 @@ class Replies:
             "model": asked.wanted.model,
         }
 
-    def whole(self, made: Made) -> Json:
-        """Return the reply to a call that is not streamed."""
+    def whole(self, made: Made) -> bytes:
+        """Return the body of the reply to a call that is not streamed."""
         said, sampled = made.said, made.completion
         choice: Json = {"index": 0, "finish_reason": _reason(made)}
         if self._chat:
@@ -47,10 +47,14 @@ class Replies:
         choice["logprobs"] = self._logprobs(sampled.tokens, sampled.logprobs)
         if self._asked.wanted.return_ids:
             choice["token_ids"] = sampled.tokens.tolist()
-        return self._body("", [choice]) | self._prompt_ids() | {"usage": self._usage(made)}
+        body = self._body("", [choice]) | self._prompt_ids() | {"usage": self._usage(made)}
+        return _encode(body)
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        """Yield the events of a piece: what is said, and after the last its end."""
+    def events(self, piece: Piece) -> bytes:
+        """Return the events of a piece: what is said, and after the last its end."""
+        return b"".join(self._events(piece))
+
+    def _events(self, piece: Piece) -> Iterator[bytes]:
         first = self._prompt_ids() if self._role else {}
         logprobs = self._logprobs(piece.tokens, piece.logprobs)
         ids = {"token_ids": piece.tokens.tolist()} if self._asked.wanted.return_ids else {}
@@ -120,4 +124,5 @@ def event(body: Json) -> bytes:
 
 
 def _reason(made: Made) -> str:
-    return "tool_calls" if made.said.calls else made.completion.finish_reason
+    reason = made.completion.finish_reason
+    return "tool_calls" if made.said.calls and reason == "stop" else reason

@@ -89,15 +89,23 @@ class ProgramRollouts:
     async def roll(self, lease: Lease, retriever: Retriever) -> Trajectory:
         """Roll a lease out. Raises ActorError or RetrievalError, no fault of the policy's."""
         began = time.perf_counter()
-        searches = SessionSearches(retriever, self._config.retrieval.top_k)
         session = self._gateway.open(lease)  # it waits for its turn: no deadline but the rollout's
+        searches = SessionSearches(
+            retriever,
+            self._config.retrieval.top_k,
+            most=self._config.environment.gateway.searches,
+            ended=lambda: len(session.calls),
+            special=self._prompter.special_texts,
+            keep=self._config.rewards.reads_passages,
+        )
         session.searches = searches if self._has_search else None
         try:
             ended = await self._programs.run(_question(lease), self._given(session))
         finally:
+            unanswered = session.unanswered
             session.close()
         try:
-            result = self._result(session, ended)
+            result = self._result(session, ended, unanswered)
         except ProgramFailed:
             self._programs.refuse(ended)
             raise
@@ -125,7 +133,7 @@ class ProgramRollouts:
         given = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": session.key}
         return given | ({"FORAGE_RETRIEVAL_URL": f"{url}/retrieve"} if self._has_search else {})
 
-    def _result(self, session: Session, ended: Ended) -> Result:
+    def _result(self, session: Session, ended: Ended, unanswered: bool) -> Result:
         """What the program came to: as it posted, else as it printed. Raises ProgramFailed, or what
         policy or retrieval met that kept it from an answer.
         """
@@ -136,6 +144,8 @@ class ProgramRollouts:
         met = session.fault or (session.searches.fault if session.searches else None)
         if met is not None and said in (None, Result(None, None)):
             raise met
+        if said is None and unanswered:  # what was too slow for it, it did not choose
+            raise ProgramFailed(f"{fault}, with a call or a search that was not answered")
         if said is None and asked.failures == "fail":
             raise ProgramFailed(fault)
         if not session.calls:

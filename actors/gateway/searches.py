@@ -1,15 +1,21 @@
 """A program's searches, asked through its session as Search-R1's `POST /retrieve`: so a program
 needs no key of the run, and each search is on record with the turn that it followed.
+
+The text of a special token in a passage is broken up: a program may write passages into a prompt's
+text, where that would become the token.
 """
 
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from actors.environments.base import Retriever, search_records
 from actors.gateway.protocol import Refused, decoded
+from configs.environment import GatewayConfig
 from replay.codec import MAX_SEARCHES
 from replay.trajectory import Search, TokenSequence
 from retrieval_server.protocol import (
@@ -23,18 +29,33 @@ from retrieval_server.protocol import (
     ScoredReply,
 )
 
-Made = tuple[float, Search]  # a search, and when its queries were answered
+Made = tuple[int, Search]  # a search, and how many calls had ended when it was asked
 _Place = tuple[int, int]  # of a turn: its sequence, and its number there
 
 
 class SessionSearches:
-    """The searches of one session. `made`: those that were answered; `passages`: what they brought;
-    `fault`: the error of retrieval that they met, which is none of the program's; None again once a
-    search that was begun later is answered.
+    """The searches of one session. `made`: those that were answered; `passages`: what they brought,
+    where `keep` says so; `fault`: the error of retrieval that they met, which is none of the
+    program's; None again once a search that was begun later is answered.
     """
 
-    def __init__(self, retriever: Retriever, top_k: int) -> None:
-        self._retriever, self._top_k = retriever, top_k
+    def __init__(
+        self,
+        retriever: Retriever,
+        top_k: int,
+        *,
+        most: int = GatewayConfig().searches,
+        ended: Callable[[], int] = lambda: 0,
+        special: Sequence[str] = (),
+        keep: bool = False,
+    ) -> None:
+        """`most`: searches in all; `ended`: counts the session's calls that have ended; `special`:
+        the texts of special tokens.
+        """
+        self._retriever, self._top_k, self._most, self._ended = retriever, top_k, most, ended
+        self._special = re.compile("|".join(map(re.escape, special))) if special else None
+        self._keep = keep
+        self._behind: Counter[int] = Counter()  # searches by the turn that they are on record with
         self.made: list[Made] = []
         self.passages: list[Passage] = []
         self.fault: RetrievalError | None = None
@@ -46,6 +67,7 @@ class SessionSearches:
         top_k = self._top_k if asked.topk is None else asked.topk
         if not asked.wanted or not top_k:
             return _reply([[] for _ in asked.wanted], asked.return_scores)
+        ended = self._admit(len(asked.wanted))
         started = time.perf_counter()
         try:
             found = await self._retriever.retrieve(asked.wanted, top_k)
@@ -58,25 +80,57 @@ class SessionSearches:
         if started >= self._fault_at:
             self.fault = None
         records = search_records(asked.wanted, found, time.perf_counter() - started)
-        self.made += [(time.time(), each) for each in records]
-        self.passages += [passage for group in found for passage in group]
-        return _reply(found, asked.return_scores)
+        self.made += [(ended, each) for each in records]
+        if self._keep:
+            self.passages += [passage for group in found for passage in group]
+        return _reply([list(map(self._shown, group)) for group in found], asked.return_scores)
+
+    def _admit(self, queries: int) -> int:
+        """Count these searches; return how many calls have ended. Raises Refused where they are too
+        many.
+        """
+        if queries > MAX_SEARCHES:
+            raise Refused(
+                f"queries: {queries} in one request, over {MAX_SEARCHES}: ask for fewer at once",
+                param="queries",
+            )
+        if self._behind.total() + queries > self._most:
+            raise _too_many(f"{self._most} searches (environment.gateway.searches)", "searches")
+        ended = self._ended()
+        turn = max(ended, 1)  # what comes before the first call is on record with that one
+        if self._behind[turn] + queries > MAX_SEARCHES:
+            said = f"{MAX_SEARCHES} searches after one call of the policy, which a record holds"
+            raise _too_many(said, "searches_of_a_call")
+        self._behind[turn] += queries
+        return ended
+
+    def _shown(self, passage: Passage) -> Passage:
+        if self._special is None or not self._special.search(passage.contents):
+            return passage
+        broken = self._special.sub(_broken, passage.contents)
+        return msgspec.structs.replace(passage, contents=broken)
+
+
+def _too_many(said: str, code: str) -> Refused:
+    return Refused(f"with this request it is more than {said}", status=429, code=code)
+
+
+def _broken(found: re.Match[str]) -> str:
+    """Return a special token's text as other tokens: a space follows its first character."""
+    return f"{found[0][0]} {found[0][1:]}"
 
 
 def with_searches(
     sequences: Sequence[TokenSequence], made: Sequence[Made]
 ) -> tuple[TokenSequence, ...]:
-    """Put each search on record with the turn that ended last before it was answered, or with the
-    first one; of each turn's the first `MAX_SEARCHES`, as many as a record holds.
+    """Put each search on record with the turn that ended last before it was asked, or with the
+    first one.
     """
-    ends = _ends(sequences)
+    ends = sorted(_ends(sequences))
     found: dict[_Place, list[Search]] = {}
-    for at, search in made:
-        place = max((each for each in ends if each[0] <= at), default=min(ends))[1]
-        found.setdefault(place, []).append(search)
-    return _changed(
-        sequences, {place: {"searches": (*of[:MAX_SEARCHES],)} for place, of in found.items()}
-    )
+    for ended, search in made:
+        found.setdefault(ends[max(ended, 1) - 1][1], []).append(search)
+    return _changed(sequences, {place: {"searches": (*of,)} for place, of in found.items()})
 
 
 def with_reward(

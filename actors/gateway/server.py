@@ -46,7 +46,7 @@ class Gateway:
     """One gateway; made by `await Gateway.start(…)`, ended by `close`. `url`: of its `/v1`."""
 
     def __init__(self, endpoints: Endpoints, sessions: Sessions, listener: socket.socket) -> None:
-        self._endpoints, self._sessions = endpoints, sessions
+        self._endpoints, self._sessions, self._listener = endpoints, sessions, listener
         self.url = f"http://{HOST}:{listener.getsockname()[1]}/v1"
         self._server = _Server(
             uvicorn.Config(
@@ -75,7 +75,7 @@ class Gateway:
     ) -> Self:
         """Serve on `port`, 0: any free one. `verified(versions)` waits until all of them have
         passed their probe here, or raises UnverifiedWeights. Raises ConfigError for a port that is
-        taken.
+        taken, and ActorError where it does not serve.
         """
         listener = _listen(port)
         sessions = Sessions(config.environment.gateway)
@@ -85,7 +85,12 @@ class Gateway:
                 while not gateway._server.started and not gateway._serving.done():
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError as error:
+            await gateway.close()
             raise ActorError(f"the gateway did not serve within {_START_S:g} s") from error
+        if gateway._serving.done():
+            await gateway.close()
+            cause = gateway._serving.exception()
+            raise ActorError(f"the gateway ended as it began: {cause}") from cause
         return gateway
 
     def open(self, lease: Lease, *, deadline_s: float = math.inf, free: bool = False) -> Session:
@@ -104,7 +109,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Begin no more calls, end all sessions, and the server."""
-        self._endpoints.draining = True
+        self._endpoints.close()
         self._sessions.close()
         self._server.should_exit = True
         done, _ = await asyncio.wait([self._serving], timeout=2 * _LEAVE_S)
@@ -112,6 +117,7 @@ class Gateway:
             self._server.force_exit = True
             self._serving.cancel()
             await asyncio.wait([self._serving], timeout=_LEAVE_S)
+        self._listener.close()
 
 
 def _listen(port: int) -> socket.socket:

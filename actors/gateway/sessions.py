@@ -66,6 +66,7 @@ class Session:
         self.result: Result | None = None
         self.searches: SessionSearches | None = None
         self.begun = 0  # calls
+        self.given_up = False  # a request, unanswered, and none was answered since
         self.full = False  # a call's prompt has left no room for a completion
         self._limits, self._ends = limits, time.monotonic() + deadline_s
         self._calls: list[Call] = []
@@ -106,6 +107,11 @@ class Session:
     def at_work(self) -> int:
         """Its calls in flight."""
         return len(self._at_work)
+
+    @property
+    def unanswered(self) -> bool:
+        """True where a request waits for its answer, or was given up before that."""
+        return self.given_up or bool(self._at_work)
 
     def close(self) -> None:
         """End the session, and its calls in flight; every later one is refused. Twice is
@@ -163,6 +169,7 @@ class Session:
         if call.started_at >= self._fault_at:
             self._fault = None
         self._calls.append(call)
+        self.given_up = False
         del self._calls[: -self._limits.calls]
 
     def post(self, result: Result) -> None:

@@ -7,51 +7,59 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from actors.gateway.completing import Piece
 from actors.gateway.protocol import Refused
-from actors.gateway.replies import Replies, event
+from actors.gateway.replies import event
 
 _HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
 
 class Events(StreamingResponse):
-    """A stream that tells when it is over: read to its end, broken off, or never begun."""
+    """A stream that tells when it is over, and whether it was sent to its end: else it was broken
+    off, or never begun.
+    """
 
     def __init__(
-        self, events: AsyncIterator[bytes], over: Callable[[], Awaitable[None]], **given: Any
+        self,
+        events: AsyncIterator[bytes],
+        over: Callable[[bool], Awaitable[None]],
+        **given: Any,
     ) -> None:
         super().__init__(events, media_type="text/event-stream", headers=_HEADERS, **given)
         self._over = over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
+        sent = False
+
+        async def noted(message: Any) -> None:
+            nonlocal sent
+            await send(message)
+            sent = message["type"] == "http.response.body" and not message.get("more_body")
+
         try:
-            await super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, noted)
         finally:
-            await self._over()
+            await self._over(sent)
 
 
 async def events(
-    first: Piece,
-    pieces: AsyncGenerator[Piece, None],
-    replies: Replies,
+    first: bytes,
+    pieces: AsyncGenerator[bytes, None],
     ends: float,
     refusal: Callable[[BaseException], Refused | None],
     begun: Callable[[], None],
 ) -> AsyncIterator[bytes]:
-    """Yield the events of a call whose first piece is there; `ends`: by the loop's clock. What
-    `refusal` makes of an error is the last event. `begun` is called by the task that sends them.
+    """Yield the events of a call whose first are there; `ends`: by the loop's clock. What `refusal`
+    makes of an error is the last event. `begun` is called by the task that sends them.
     """
     begun()
-    piece = first
+    told: bytes | None = first
     try:
-        while True:
-            for each in replies.events(piece):
-                yield each
-            if piece.made is not None:
-                return
+        while told is not None:
+            if told:
+                yield told
             async with asyncio.timeout_at(ends):
-                piece = await anext(pieces)
+                told = await anext(pieces, None)
     except (Exception, asyncio.CancelledError) as error:
         if (refused := refusal(error)) is None:
             raise

@@ -11,7 +11,7 @@ import replay.protocol as wire
 from replay.ledger.bounds import why_not_sampled
 from replay.ledger.events import Peer
 from replay.ledger.groups import Group
-from replay.ledger.lifecycle import drop_if_failing, settle_closed
+from replay.ledger.lifecycle import drop_if_failing, settle_closed, stop_failing
 from replay.ledger.roster import Roster
 from replay.ledger.state import Journal
 from replay.log import records
@@ -168,6 +168,7 @@ class ActorHandler:
                     records.LeaseReturned(now, actor_id, group_id, sibling, cause, searches)
                 )
                 drop_if_failing(self._journal, group_id)
+                stop_failing(self._journal, cause)
 
     def _not_needed(self, message: wire.Deliver, status: str) -> wire.Acknowledged:
         self._journal.write(

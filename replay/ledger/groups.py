@@ -26,9 +26,17 @@ INTERRUPTED = (
     "RetrievalDenied",
     "OtherIndex",
 )
+# A program failed, or made more calls than a record holds.
+OF_THE_PROGRAM = ("ProgramFailed", "TooManyCalls")
 # A rollout came to nothing by itself, by no fault of its question: it took too long, its engine
-# died, a user's tool or environment failed.
-UNFINISHED = ("rollout took over", "EngineDead", "ToolFailed", "EnvironmentFailed")
+# died, a user's tool, environment or program failed.
+UNFINISHED = (
+    "rollout took over",
+    "EngineDead",
+    "ToolFailed",
+    "EnvironmentFailed",
+    *OF_THE_PROGRAM,
+)
 # However often a lease comes back for these, it says nothing of the question. (Where it does after
 # all, the group's deadline counts it.)
 NOBODYS_FAULT = (*INTERRUPTED, *UNFINISHED)

@@ -78,6 +78,13 @@ def finish_evaluations(journal: Journal) -> None:
             journal.write(records.EvaluationFinished(journal.now, result))
 
 
+def stop_failing(journal: Journal, cause: str) -> None:
+    """Stop where rollout after rollout was failed by its program, the last by this cause."""
+    config, streaks = journal.state.config, journal.state.counters.streaks
+    if why := streaks.failing(config.groups_per_step * config.group_size, cause):
+        end_run(journal, why)
+
+
 def stop_without_questions(journal: Journal) -> None:
     """Stop where every train question is retired."""
     if journal.state.questions.peek() is None:

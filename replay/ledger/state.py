@@ -13,7 +13,7 @@ from functools import singledispatchmethod
 from configs.schema import ReplayConfig
 from replay.ledger.counters import Counters
 from replay.ledger.evaluation import Evaluation
-from replay.ledger.groups import Failures, Group
+from replay.ledger.groups import OF_THE_PROGRAM, Failures, Group
 from replay.ledger.newest import MOST_KEPT, Newest
 from replay.log import records
 from replay.protocol import EvalResult, LogError, StepReport
@@ -188,6 +188,7 @@ class LedgerState:
     @_take.register
     def _(self, fact: records.Delivered) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
+        self.counters.streaks.failed = 0
         group = self.opened.get(fact.group_id) or self.evaluating[fact.group_id]
         group.holders.pop(fact.sibling, None)
         group.summaries[fact.sibling] = fact.summary
@@ -210,6 +211,7 @@ class LedgerState:
     def _(self, fact: records.LeaseReturned) -> None:
         self._let_go(fact.actor_id, fact.group_id, fact.sibling)
         self.counters.returned += 1
+        self.counters.streaks.failed += fact.cause.startswith(OF_THE_PROGRAM)
         group = self.unfinished(fact.group_id)
         if group and group.holders.get(fact.sibling) == fact.actor_id:
             self._pass_on(group, fact.sibling)

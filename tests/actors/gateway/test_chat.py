@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.gateway.chat import Reader
 from actors.prompt import Prompter
+from tests.actors.chats import CHATML, chat_tokenizer
 from tests.actors.environments.test_templates import JSON_CALLS, model, prompter_of
 from tests.actors.gateway.conftest import Serve, Served
 
@@ -104,8 +105,47 @@ async def test_calls_of_tools_are_told_and_answered(serve: Serve, model: Any, st
     await said(served, USER, message, answer, tools=[TOOL])
     first, second = served.session.calls
     ids = np.concatenate([first.prompt, first.completion.tokens])
-    np.testing.assert_array_equal(second.prompt[: len(ids)], ids)
-    assert "kelu <|im_end|>" in prompter.decode(second.prompt[len(ids) :])
+    goes_on = second.prompt[: len(ids)].tolist() == ids.tolist()
+    assert goes_on == (named == "hermes")  # Llama's template shows calls alone: no thought
+    assert "kelu <|im_end|>" in prompter.decode(second.prompt).rpartition("mayor of bore")[2]
+
+
+@pytest.mark.parametrize("model", ["qwen3"], indirect=True)
+async def test_a_thought_that_the_template_drops_is_not_read(serve: Serve, model: Any) -> None:
+    prompter = prompter_of(model)
+    call = JSON_CALLS["hermes"]
+    served = await serve(f"<think>so</think>{call}", "<think>hm</think>kelu", "bore", "end",
+                         prompter=prompter)  # fmt: skip
+    messages = [USER, await told(served, False)]
+    messages += [{"role": "tool", "content": "kelu"}]
+    for _ in range(3):
+        message = await said(served, *messages, tools=[TOOL])
+        messages += [message.model_dump(exclude_none=True), USER]
+    first, second, third, fourth = served.session.calls
+    assert begins_with(second, first) and begins_with(fourth, third)
+    read = prompter.decode(third.prompt)
+    assert read == prompter.render(messages[:5], [TOOL]) and "<think>" not in read
+
+
+def begins_with(call: Any, before: Any) -> bool:
+    """True where a call's prompt is all ids of an earlier call, and more."""
+    ids = np.concatenate([before.prompt, before.completion.tokens])
+    return bool(call.prompt[: len(ids)].tolist() == ids.tolist())
+
+
+@pytest.mark.parametrize("include", [False, True])
+async def test_a_stop_that_the_client_was_not_given_is_not_read(
+    serve: Serve, prompter: Prompter, include: bool
+) -> None:
+    served = await serve("go kelu Observation: more", "end")
+    asked = {"include_stop_str_in_output": include}
+    first = await said(served, USER, stop="Observation:", extra_body=asked)
+    await said(served, USER, first, USER)
+    one, other = served.session.calls
+    assert prompter.decode(one.completion.tokens) == "go kelu Observation:"
+    assert begins_with(other, one) == include
+    messages = [USER, {"role": "assistant", "content": first.content}, USER]
+    assert prompter.decode(other.prompt) == prompter.render(messages)
 
 
 async def told(served: Served, stream: bool) -> dict[str, Any]:
@@ -150,6 +190,44 @@ async def test_a_call_that_cannot_be_read_stays_text(serve: Serve) -> None:
     assert not served.session.calls[1].malformed
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "call", ['{"name": "\\ud800", "arguments": {}}', '{"name": "a", "arguments": {"\\ud800": 1}}']
+)
+async def test_a_call_that_no_client_can_be_told_stays_text(
+    serve: Serve, stream: bool, call: str
+) -> None:
+    text = f"<tool_call>{call}</tool_call>"
+    served = await serve(text)
+    asked = {"model": "", "messages": [USER], "tools": [TOOL], "stream": stream}
+    made = await served.client.chat.completions.create(**asked)
+    if stream:
+        content = "".join([each.choices[0].delta.content or "" async for each in made])
+    else:
+        content = made.choices[0].message.content
+    assert content == text
+    (kept,) = served.session.calls
+    assert kept.malformed
+
+
+async def test_a_call_at_the_limit_is_told_with_it(serve: Serve, prompter: Prompter) -> None:
+    call = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    served = await serve(f"{call} kelu and more")
+    reply = await served.client.chat.completions.create(
+        model="", messages=[USER], tools=[TOOL], max_tokens=len(prompter.text(call)) + 1
+    )
+    assert reply.choices[0].finish_reason == "length" and reply.choices[0].message.tool_calls
+
+
+async def test_a_template_s_error_is_told_by_the_field(serve: Serve, bpe_tokenizer: Any) -> None:
+    shown = "(tool.function.parameters.properties.items() | list | string)"
+    template = CHATML.replace("(tool | tojson)", shown)
+    served = await serve(prompter=prompter_of(chat_tokenizer(bpe_tokenizer, template)))
+    with pytest.raises(openai.BadRequestError, match="template does not take") as caught:
+        await said(served, USER, tools=[{"type": "function", "function": {"name": "a"}}])
+    assert caught.value.param == "tools" and served.session.fault is None
+
+
 @pytest.mark.parametrize("model", ["smollm2"], indirect=True)
 async def test_tools_that_a_template_does_not_show_are_refused(serve: Serve, model: Any) -> None:
     served = await serve(prompter=prompter_of(model))
@@ -183,10 +261,37 @@ async def test_a_text_goes_on_from_an_earlier_call_s_ids(serve: Serve, prompter:
     assert not np.array_equal(third.prompt[len(second.prompt) :][:1], [prompter.end_token])
 
 
+def test_what_stands_beside_a_call_is_content() -> None:
+    call, broken = (
+        '<tool_call>{"name": "a", "arguments": {}}</tool_call>',
+        "<tool_call>{</tool_call>",
+    )
+    for text, content in (
+        (f"a {call} b {broken} tail", f"a  b {broken} tail"),
+        (f"a {call}\n{call}\n", "a "),
+        (f"{broken} b{call}", f"{broken} b"),
+    ):
+        said = Reader("hermes").read(text, False)
+        assert said.content == content and said.malformed == (broken in text)
+        assert len(said.calls) == text.count(call)
+
+
 PIECES = ["<think>", "</think>", "<tool_call>", "</tool_call>", '{"name": "a", "arguments": {}}',
           '{"name": "a", "parameters": {}}', "{", "<", "kelu ", "\n"]  # fmt: skip
 
 
+@example(
+    [
+        "<tool_call>",
+        "<think>",
+        "kelu ",
+        "</think>",
+        '{"name": "a", "arguments": {}}',
+        "</tool_call>",
+    ],
+    "hermes",
+    False,
+)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=9),
     format=st.sampled_from(["", "hermes", "llama3_json"]),
@@ -196,7 +301,11 @@ def test_what_is_certain_is_content_in_the_end(
     pieces: list[str], format: str, opened: bool
 ) -> None:
     reader, text = Reader(format), "".join(pieces)
-    content = reader.read(text, opened).content
-    assert text.startswith(content)
+    said = reader.read(text, opened)
+    content = said.content
+    if not said.calls:
+        assert content == text
+    for word in ("kelu", "<think>", "</think>"):
+        assert content.count(word) == text.count(word)
     for end in range(len(text) + 1):
         assert content.startswith(text[: reader.certain(text[:end], opened)])

@@ -29,6 +29,7 @@ pytestmark = [
 ]
 TEMPLATE = (
     "{{ 'My ' if tools }}{% for message in messages %}{{ message.content }}"
+    "{% for call in message.tool_calls or () %}{{ call.function | tojson }}{% endfor %}"
     "{{ '<|end|>' if message.role == 'assistant' }}{% endfor %}"
 )
 TOOL = {"type": "function", "function": {"name": "find"}}

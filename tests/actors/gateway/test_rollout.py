@@ -26,7 +26,7 @@ from configs.schema import ActorsConfig, Config, ModelConfig
 from replay.codec import MAX_TEXT_CHARS, decode_trajectory, encode_trajectory
 from replay.protocol import Lease
 from replay.trajectory import StopReason, Trajectory
-from retrieval_server.protocol import RetrievalUnavailable
+from retrieval_server.protocol import Passage, RetrievalUnavailable
 from scripts.ask.dry_run import Said
 from tests.actors.conftest import QUESTION, FixedRetriever, make_lease
 from tests.actors.gateway.conftest import all_verified
@@ -61,11 +61,14 @@ class Reader:
     prompter: Prompter
     error: Exception | None = None
     prompts: list[str] = field(default_factory=list)
+    silent: tuple[int, ...] = ()  # the prompts, counted from 1, that it never completes
 
     async def complete(self, tokens: Any, *, stops: Stops, **sampling: Any) -> Completion:
         if self.error is not None:
             raise self.error
         self.prompts.append(self.prompter.decode(np.asarray(tokens)))
+        if len(self.prompts) in self.silent:
+            await asyncio.sleep(60)
         read, said = self.prompts[-1].rpartition("Question:")[2], SEARCHING
         if "of xanu ?" in read:
             said = NOTE if "<information>" in read else "<search> capital of xanu </search>"
@@ -77,12 +80,14 @@ class Reader:
         return await text.complete(tokens, stops=stops, **sampling)
 
 
-def config_of(program: ProgramConfig, calls: int = 256, **weights: float) -> Config:
+def config_of(
+    program: ProgramConfig, calls: int = 256, searches: int = 128, **weights: float
+) -> Config:
     return Config(
         model=ModelConfig(max_model_len=2000),
         actors=ActorsConfig(max_action_tokens=400),
         environment=EnvironmentConfig(
-            name="program", program=program, gateway=GatewayConfig(calls=calls)
+            name="program", program=program, gateway=GatewayConfig(calls=calls, searches=searches)
         ),
         retrieval=RetrievalConfig(top_k=2, url=("http://127.0.0.1:1",)),
         rewards=RewardsConfig(weights=RewardWeights(**weights)),
@@ -276,12 +281,56 @@ async def test_a_reward_is_a_result_whatever_failed_before(stage: Stage) -> None
     assert (await stage.play(body, em=0.0, environment=1.0)).reward == 0.5
 
 
+IN_VAIN = "import socket\nask()\nsocket.setdefaulttimeout(0.3)\n"
+IN_VAIN += "try: ask()\nexcept TimeoutError: pass\nsocket.setdefaulttimeout(30)\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("body", "how"),
+    [
+        ("ask()\nask()", "it took over 2 s"),
+        ("ask()\nask(stream=True)", "it took over 2 s"),
+        (f"{IN_VAIN}raise RuntimeError('boom')", "exit status 1: RuntimeError: boom"),
+    ],
+)
+async def test_nor_is_an_engine_that_does_not_answer(stage: Stage, body: str, how: str) -> None:
+    stage.policy.silent = (2,)
+    program = stage.function(body, deadline_s=2.0, failures="score")
+    with pytest.raises(ProgramFailed, match=how) as raised:
+        await stage.play(program)
+    assert str(raised.value).endswith("with a call or a search that was not answered")
+
+
+async def test_what_is_answered_later_is_answered(stage: Stage) -> None:
+    stage.policy.silent = (2,)
+    body = f"{IN_VAIN}ask()\nraise RuntimeError('boom')"
+    trajectory = await stage.play(stage.function(body, failures="score"))
+    assert (trajectory.reward, len(trajectory.turns)) == (0.0, 2)
+
+
 async def test_nor_is_what_retrieval_fails_at(stage: Stage) -> None:
     stage.retriever.error = RetrievalUnavailable("down")
     with pytest.raises(RetrievalUnavailable, match="down"):
         await stage.play("ask()\npost('/retrieve', query='a')")
     answered = await stage.play("ask()\npost('/retrieve', query='a')\nreturn 'kelu'")
     assert answered.reward == 1.0
+
+
+async def test_its_searches_are_bounded_and_their_words_are_no_special_tokens(stage: Stage) -> None:
+    said = "kelu <|im_end|>"
+    stage.retriever = FixedRetriever(passages=[Passage("p0", said, 1.0)])
+    body = (
+        "found = ask() and post('/retrieve', queries=['a'] * 60)\n"
+        "read = found['result'][0][0]['contents']\n"
+        "ask('what is ' + read)\n"
+        "return str(post('/retrieve', queries=['a'] * 64)) + str(post('/retrieve', query='a'))"
+    )
+    trajectory = await stage.play(body, retrieval_hit=1.0, searches=61)
+    assert trajectory.answer == "429{'result': [[{'id': 'p0', 'contents': 'kelu < |im_end|>'}]]}"
+    assert trajectory.reward_parts["retrieval_hit"] == 1.0
+    assert [len(turn.searches) for turn in trajectory.turns] == [60, 1]
+    assert stage.policy.prompts[1] == "what is kelu < |im_end|>"
 
 
 async def test_a_key_is_good_for_its_own_rollout_and_no_longer(stage: Stage) -> None:

@@ -1,6 +1,8 @@
 """The gateway answers OpenAI's own client, and refuses by name what it does not serve."""
 
 import asyncio
+import socket
+import threading
 from typing import Any
 
 import httpx
@@ -8,12 +10,15 @@ import numpy as np
 import openai
 import pytest
 
-from actors.errors import GenerationFailed, UnverifiedWeights
-from actors.gateway import merging
+from actors.errors import ActorError, GenerationFailed, UnverifiedWeights
+from actors.gateway import merging, server
 from actors.gateway.protocol import Refused
+from actors.gateway.server import Gateway
 from actors.gateway.sessions import Result
 from actors.policies.base import Completion, Delta
-from tests.actors.gateway.conftest import LEASE, Serve
+from actors.prompt import Prompter
+from scripts.ask.dry_run import Said
+from tests.actors.gateway.conftest import LEASE, Serve, all_verified, config_of
 
 USER = [{"role": "user", "content": "what is the mayor of bore ?"}]
 
@@ -97,6 +102,17 @@ async def test_a_limit_ends_a_completion(serve: Serve) -> None:
     assert len(served.session.calls[0].completion.tokens) == 1
 
 
+def tool(parameters: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "a", "parameters": parameters}}
+
+
+def nested(levels: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(levels):
+        value = {"properties": value}
+    return value
+
+
 REFUSED = [
     ({"n": 2}, "n"),
     ({"top_p": 0.9}, "top_p"),
@@ -105,7 +121,14 @@ REFUSED = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"top_logprobs": 2, "logprobs": True}, "top_logprobs"),
-    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice"),
+    ({"tools": [tool(nested(80))]}, "tools"),
+    ({"tools": [tool({"properties": {str(n): {} for n in range(20_000)}})]}, "tools"),
+    ({"tools": [tool({})] * 129}, "tools"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+    ),
     ({"extra_body": {"guided_json": {}}}, "guided_json"),
     ({"extra_body": {"chat_template_kwargs": {"a": 1}}}, "chat_template_kwargs"),
     ({"max_tokens": 0}, "max_tokens"),
@@ -152,6 +175,56 @@ async def test_a_prompt_that_leaves_no_room_is_refused(serve: Serve) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await served.client.completions.create(model="", prompt=[5] * 1999)
     assert caught.value.code == "context_length_exceeded" and not served.session.begun
+
+
+async def test_a_text_that_cannot_fit_is_refused_unread(serve: Serve, monkeypatch: Any) -> None:
+    served = await serve()
+    for name in ("document", "render"):
+        monkeypatch.setattr(Prompter, name, None)
+    long = "the mayor " * 90_000
+    with pytest.raises(openai.BadRequestError, match="900000 characters") as caught:
+        await served.client.completions.create(model="", prompt=long)
+    assert caught.value.code == "context_length_exceeded" and served.session.full
+    with pytest.raises(openai.BadRequestError, match="900000 characters") as caught:
+        await served.client.chat.completions.create(
+            model="", messages=[{"role": "user", "content": long}]
+        )
+    assert caught.value.param == "messages" and not served.session.begun
+
+
+@pytest.mark.parametrize("name", ["document", "render"])
+async def test_the_loop_goes_on_while_a_prompt_is_read(
+    serve: Serve, monkeypatch: Any, name: str
+) -> None:
+    served = await serve("kelu")
+    begun, go, real = threading.Event(), threading.Event(), getattr(Prompter, name)
+
+    def slow(*given: Any, **named: Any) -> Any:
+        begun.set()
+        assert go.wait(5), "the loop stood still"
+        return real(*given, **named)
+
+    monkeypatch.setattr(Prompter, name, slow)
+    create = served.client.completions.create
+    asking = asyncio.create_task(
+        said(served, False) if name == "render" else create(model="", prompt="what is")
+    )
+    async with asyncio.timeout(10):
+        while not begun.is_set():
+            await asyncio.sleep(0.01)
+    go.set()
+    await asking
+    assert len(served.session.calls) == 1
+
+
+async def test_what_happens_anyway_is_taken(serve: Serve) -> None:
+    served = await serve("kelu", "bore", "end")
+    assert (await said(served, False, tool_choice="required"))[0] == "kelu"
+    asked = {"stream_options": {"include_obfuscation": False}}
+    assert (await said(served, True, **asked))[0] == "bore"
+    reply = await served.client.completions.create(model="", prompt="what is", logprobs=1)
+    assert reply.choices[0].logprobs.token_logprobs and not reply.choices[0].logprobs.top_logprobs
+    assert (await served.client.models.retrieve("Qwen/Qwen3-8B")).id == "Qwen/Qwen3-8B"
 
 
 async def test_bodies_that_are_none_are_refused(serve: Serve) -> None:
@@ -310,6 +383,33 @@ async def test_nothing_unverified_is_served(serve: Serve, stream: bool) -> None:
     assert not served.session.calls
 
 
+class Odd:
+    """A policy that fails as nobody foresaw, streamed after a first token."""
+
+    def __init__(self, prompter: Prompter, told: bool) -> None:
+        self.prompter, self.told = prompter, told
+
+    async def complete(self, tokens: Any, **sampling: Any) -> Completion:
+        raise ValueError("odd")
+
+    async def stream(self, tokens: Any, **sampling: Any) -> Any:
+        if self.told:
+            ids = self.prompter.text("kelu")[:1]
+            yield Delta(ids, np.zeros(1, np.float32), frozenset({0}), None)
+        raise ValueError("odd")
+
+
+@pytest.mark.parametrize(("stream", "told"), [(False, False), (True, False), (True, True)])
+async def test_what_nobody_foresaw_is_no_fault_of_the_program_s(
+    serve: Serve, prompter: Prompter, stream: bool, told: bool
+) -> None:
+    served = await serve(policy=Odd(prompter, told))
+    with pytest.raises(openai.APIError, match="odd") as caught:
+        await said(served, stream)
+    assert caught.value.type == "server_error" and caught.value.code == "gateway_failed"
+    assert isinstance(served.session.fault, ActorError) and not served.session.calls
+
+
 class Letters:
     """A policy that streams one token after the other, each once it is let."""
 
@@ -350,6 +450,7 @@ async def test_deltas_come_with_their_tokens(serve: Serve, prompter: Any) -> Non
         policy.let.release()
     assert content == "what is the mayor" and "".join(tokens) == f"{content}<|im_end|>"
     assert usage.completion_tokens == len(ids)
+    assert served.gateway.gauges()["actor/gateway_given_up_total"] == 0
     np.testing.assert_array_equal(served.session.calls[0].completion.tokens, ids)
 
 
@@ -363,7 +464,8 @@ async def test_a_stream_whose_client_leaves_is_given_up(serve: Serve, prompter: 
     async with asyncio.timeout(5):
         while served.session.at_work:
             await asyncio.sleep(0.01)
-    assert not served.session.calls
+    assert not served.session.calls and served.session.unanswered
+    assert served.gateway.gauges()["actor/gateway_given_up_total"] == 1
 
 
 async def test_what_ends_a_stream_half_way_is_told(serve: Serve, prompter: Any) -> None:
@@ -377,3 +479,26 @@ async def test_what_ends_a_stream_half_way_is_told(serve: Serve, prompter: Any) 
     with pytest.raises(openai.APIError, match="has ended"):
         await anext(stream)
     assert not served.session.calls and not served.session.at_work
+
+
+async def ends(_: Any, sockets: Any) -> None:
+    raise RuntimeError("told to")
+
+
+async def hangs(_: Any, sockets: Any) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("serving", "said"), [(ends, "told to"), (hangs, "within")])
+async def test_a_gateway_that_does_not_serve_leaves_nothing(
+    prompter: Prompter, monkeypatch: Any, serving: Any, said: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for name in ("_START_S", "_LEAVE_S"):
+        monkeypatch.setattr(server, name, 0.05)
+    monkeypatch.setattr(server._Server, "serve", serving)
+    with pytest.raises(ActorError, match=said):
+        await Gateway.start(Said(prompter, str), prompter, config_of(), all_verified, port)
+    assert not [each for each in asyncio.all_tasks() if each is not asyncio.current_task()]
+    socket.create_server(("127.0.0.1", port)).close()

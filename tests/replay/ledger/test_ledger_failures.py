@@ -200,7 +200,9 @@ def test_an_answered_question_starts_afresh(scene: Any) -> None:
     assert s.dropped == {}
 
 
-@pytest.mark.parametrize("whose", ["ToolFailed", "EnvironmentFailed"])
+@pytest.mark.parametrize(
+    "whose", ["ToolFailed", "EnvironmentFailed", "ProgramFailed", "TooManyCalls"]
+)
 def test_no_failure_of_a_users_code_retires_a_question(scene: Any, whose: str) -> None:
     s = scene(groups_per_step=1, max_staleness=0, max_question_failures=2)
     s.learner()

@@ -130,6 +130,42 @@ def test_a_judge_that_falls_silent_later_does_not_end_it(scene: Any, tools: Any)
     assert not s.ledger.stop_cause and s.dropped == {"unscorable": 8}
 
 
+TYPO = "ProgramFailed: it ended with exit status 1: No module named typo"
+
+
+def test_a_program_that_fails_and_fails_ends_the_run_and_is_named(scene: Any) -> None:
+    s = scene(groups_per_step=1, max_staleness=9, max_question_failures=2)
+    s.learner()
+    s.actor("a", 3)
+    for n in range(7):
+        s.fail("a", s.leased["a"][0], TYPO if n % 2 else "TooManyCalls: 300 calls")
+        s.fail("a", s.leased["a"][0], "RetrievalUnreachable: refused")
+    s.restart()
+    s.actor("b", 3)
+    s.tick(11)
+    assert not s.ledger.stop_cause and not s.dropped
+    s.fail("b", s.leased["b"][0], TYPO)
+    said = f"the program failed in 8 rollouts, and none came between them: {TYPO}"
+    assert s.ledger.stop_cause == said and not s.ledger.state.questions.retired_count
+
+
+@pytest.mark.parametrize("mended", ["delivered", "resumed"])
+def test_one_that_works_now_and_then_does_not(scene: Any, mended: str) -> None:
+    s = scene(groups_per_step=1, max_staleness=9)
+    s.learner()
+    s.actor("a", 3)
+    for n in range(14):
+        s.fail("a", s.leased["a"][0], TYPO)
+        if n == 6 and mended == "delivered":
+            s.deliver_all("a")
+        elif n == 6:
+            s.restart(resumed=True)
+            s.learner(incarnation=2)
+            s.sample(0, 2)
+            s.actor("a", 3, incarnation=2)
+    assert not s.ledger.stop_cause
+
+
 def test_a_single_reward_keeps_it_running(scene: Any) -> None:
     s = scene(groups_per_step=1, max_staleness=30)
     s.learner()
