@@ -332,13 +332,15 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     value: Any = tree
     for part in field.split("."):
         value = value.get(part.split("[")[0]) if isinstance(value, dict) else value
-    kind = _given(_kind(field))
+    kind = _given(_kind(listing))
     if _is_section(kind):  # it names its own fields
         return what
     choices = ""
     if names := _names_in(kind):
         choices = f"; choose one of {', '.join(map(repr, names))}, or a number of bytes"
         choices += f": write {number}" if (number := hints.number_of_bytes(str(value))) else ""
+    if inner and typing.get_origin(kind) is tuple:  # of a value in a list
+        kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:
         choices = f"; choose one of {', '.join(map(repr, typing.get_args(kind)))}"
     if field in OPEN_FIELDS:

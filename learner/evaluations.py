@@ -101,8 +101,8 @@ class Evaluations:
             return msgspec.json.decode(self._path.read_bytes(), type=dict[int, Score | None])
         except (OSError, msgspec.DecodeError) as error:
             raise BadCheckpoint(
-                f"{self._path}: cannot be read: {error}; remove it to have the best checkpoint "
-                "chosen from here on"
+                f"{self._path}: cannot be read: {error}; move it away to have the best "
+                "checkpoint chosen from here on"
             ) from error
 
 

@@ -196,7 +196,8 @@ def _require_acting_beside_a_program(config: Config) -> None:
         if value != usual.get(field, False):
             raise ConfigError(
                 f"{field} = {value!r} acts on nothing with environment.name = 'program', which "
-                "makes its own prompts and shows what it finds itself: leave it out"
+                "makes its own prompts and shows what it finds itself: leave it out, or set it to "
+                f"{usual.get(field, False)!r}"
             )
 
 

@@ -274,7 +274,10 @@ def _check_command(words: tuple[str, ...], path: str | None) -> None:
     program, *others = words
     if shutil.which(program, path=path) is None:
         there = Path(program).is_file()
-        wrong = "it may not be executed: chmod +x" if there else "there is no such program"
+        lacks = "there is no such program: install it"
+        wrong = "it may not be executed: chmod +x" if there else lacks
+        if not there and len(split := program.split()) > 1:
+            wrong = f"no shell reads it: write a list of words, [{','.join((*split, *others))}]"
         raise ConfigError(f"environment.program.command = {program!r}: {wrong}, or name another")
     for word in (program, *others):
         if Path(word).is_file() and not Path(word).is_absolute():

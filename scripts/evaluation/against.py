@@ -33,7 +33,10 @@ def other_of(options: EvaluateOptions, plan: Plan) -> Other | None:
     if (folder / SETTINGS).is_file():
         return _made_before(options.against, folder, plan)
     out = options.out / FOLDER if options.out else None
-    theirs = planned(replace(options, model=options.against, against=None, out=out))
+    try:
+        theirs = planned(replace(options, model=options.against, against=None, out=out))
+    except ConfigError as error:
+        raise ConfigError(f"--against {options.against}: {error}") from error
     if theirs.settings.weights == plan.settings.weights:
         raise ConfigError(
             f"--against {options.against}: these are the weights of MODEL = {options.model!r} "

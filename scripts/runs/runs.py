@@ -60,7 +60,7 @@ class Line:
 
 @dataclass(frozen=True)
 class RunsOptions(Options):
-    runs: tuple[Path, ...] = argument("runs to compare; those in ./runs where none is", default=())
+    runs: tuple[Path, ...] = argument("runs to compare; named none, all in ./runs", default=())
     plot: Path | None = option("draw their curves over each other", metavar="FILE")
     json: Path | None = option("also write what is told", metavar="FILE")
 

@@ -47,9 +47,10 @@ def run_directory(path: Path) -> Path:
     if not is_run(path):
         if around := next(filter(is_run, path.parents), None):
             raise ConfigError(f"RUN = {str(path)!r}: a folder of a run: did you mean {around}?")
+        one = next(filter(is_run, sorted(path.glob("*"))), "runs/latest")
         raise ConfigError(
             f"RUN = {str(path)!r}: no {' or '.join(_RECORDS)} there: name a run's directory, for "
-            "example runs/latest"
+            f"example {one}"
         )
     return path
 

@@ -234,6 +234,7 @@ def config_of(settings: ProgramConfig) -> Config:
     ("settings", "said"),
     [
         ({"command": ("/nowhere/agent",)}, "'/nowhere/agent': there is no such program"),
+        ({"command": ("python3 agent.py",)}, "write a list of words, [python3,agent.py]"),
         ({"command": ("{here}/plain",)}, "it may not be executed: chmod +x"),
         ({"command": ("python3", "README.md")}, "in an empty folder of its own"),
         ({"command": ("true",), "deadline_s": 240.0}, "actors.rollout_deadline_s = 240"),

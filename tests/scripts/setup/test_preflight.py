@@ -771,6 +771,6 @@ def test_a_program_that_is_not_there_is_refused_before_the_start(good: dict[str,
     program = {"environment.name": "program", "environment.program.command": "[no-such-agent]"}
     with pytest.raises(ConfigError) as raised:
         preflight.check(config(good | program))
-    said = "environment.program.command = 'no-such-agent': there is no such program, or name anothe"
+    said = "environment.program.command = 'no-such-agent': there is no such program: install it"
     assert str(raised.value).startswith(said)
     preflight.check(config(good | program | {"environment.program.command": "[python3]"}))
