@@ -93,8 +93,8 @@ class ProgramConfig(Section, frozen=True):
 class GatewayConfig(Section, frozen=True):
     """The limits of one session of the gateway (docs/gateway.md)."""
 
-    calls: Positive = 256  # of the policy
-    calls_at_once: Positive = 16  # further ones are refused
+    calls: Positive = 256  # of the policy, in all
+    calls_at_once: Positive = 16  # requests in flight
     messages: Positive = 1024  # of one call
     body_bytes: Positive = 1_000_000  # of one call
     searches: Positive = 128  # in all; 64 at most between two calls

@@ -243,8 +243,8 @@ class Reader:
         if self._format is not None:
             found = place_calls(_outside(text, opened), self._format)
             read = [(begin, end, call) for begin, end, call in found if _is_whole(call)]
-            thought = thoughts(text, opened)
-            content = _beside(text, [each for a, b, _ in read for each in _around(a, b, thought)])
+            inside = thoughts(text, opened)
+            content = _beside(text, [each for a, b, _ in read for each in _around(a, b, inside)])
             calls = tuple(call for _, _, call in read if isinstance(call, Call))
             return Said(content, calls, len(calls) < len(found))
         if self._vllm is None:
