@@ -497,8 +497,8 @@ MUTANTS = (
     Mutant(
         "a program's call goes on with the shortest that fits",
         "actors/gateway/merging.py",
-        "chosen = max(fitting,",
-        "chosen = min(fitting,",
+        "return max(fitting,",
+        "return min(fitting,",
         ("tests/actors/gateway/test_merging.py",),
     ),
     Mutant(

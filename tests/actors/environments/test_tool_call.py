@@ -150,7 +150,7 @@ def test_queries_beyond_the_limit_are_not_searched_and_the_policy_is_told(qwen: 
         (call(query="x"), "Wrong arguments. search takes query_list, a list of texts, and nothing"),
         (call(query_list="x"), "Wrong arguments. search takes"),
         (call(query_list=["x", ""]), "Wrong arguments. search takes"),
-        (call(query_list=["\ud800"]), "Wrong arguments. search takes"),
+        (call(query_list=["\ud800"]), "This call could not be read."),
         (call(query_list=["x"], topk=99), "Wrong arguments. search takes"),
         (call(name="calculator", text="1"), "Wrong arguments for calculator: Object contains unk"),
     ],

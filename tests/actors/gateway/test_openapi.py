@@ -55,6 +55,7 @@ def answered(case: Case, served: tuple[str, str]) -> None:
     case.call_and_validate(url, headers=headers, checks=CHECKS)
 
 
+@pytest.mark.slow
 @schema.parametrize()
 @repeatable
 def test_every_reply_is_as_documented(case: Case, served: tuple[str, str]) -> None:

@@ -165,6 +165,7 @@ async def test_a_program_that_searches_has_one_whole_sequence(stage: Stage, name
     assert trajectory.timings["total_s"] > 0 and trajectory.timings["retrieve_s"] >= 0
 
 
+@pytest.mark.slow
 async def test_one_that_summarises_half_way_has_two(stage: Stage) -> None:
     path = EXAMPLES / "summarise_half_way.py"
     asked = replace(QUESTION, text="what is the mayor of the capital of xanu ?")

@@ -30,6 +30,7 @@ def refusal(settings: ProgramConfig) -> str:
     return str(raised.value)
 
 
+@pytest.mark.slow
 def test_an_import_that_leaves_threads_is_refused(entered: Settings) -> None:
     source = "import threading, time\ndef tell():\n    while True:\n        print('x' * 999)\n"
     source += "threading.Thread(target=tell, name='teller', daemon=True).start()"

@@ -135,6 +135,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_the_last_of_it_stands_at_the_end_and_what_follows_below() -> None:
     code, said = run_in_terminal(["-c", RUN, "end"], rows=24)
     rows = [row for row in screen(said, 80, 24) if row]
@@ -143,6 +144,7 @@ def test_the_last_of_it_stands_at_the_end_and_what_follows_below() -> None:
     assert rows[-3] == "actor-9    rests"
 
 
+@pytest.mark.slow
 def test_after_a_resize_it_is_whole_again() -> None:
     code, said = run_in_terminal(["-c", RUN, "resize"], rows=24)
     rows = screen(said[said.rindex("\x1b[2J") :], 50, 24)
@@ -151,6 +153,7 @@ def test_after_a_resize_it_is_whole_again() -> None:
     assert "sentinels  ess" in rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_signal_leaves_the_terminal_sane(number: int) -> None:
     code, said = run_in_terminal(["-c", RUN, str(int(number))], rows=24)
@@ -162,6 +165,7 @@ def cursor_shows(said: str) -> bool:
     return said.rfind("\x1b[?25h") > said.rfind("\x1b[?25l")
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
     code, said = run_in_terminal(["-c", RUN, "end"], term="dumb")
     assert code == 0 and "\x1b" not in said and "step   22/80  reward 0.78" in said
