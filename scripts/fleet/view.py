@@ -92,7 +92,8 @@ class View:
         """Leave the last rows as they are, and the terminal as it was."""
         if self._live.is_started:
             self._live.stop()
-            facts = replace(self.facts, events=())  # they stand above
+            # Events stand above; of actors that have ended there is nothing to tell.
+            facts = replace(self.facts, events=(), actors=())
             for line in _lines(facts, self._console.width, MOST_ROWS, time.monotonic()):
                 self._console.print(line)
 

@@ -141,7 +141,7 @@ def test_the_last_of_it_stands_at_the_end_and_what_follows_below() -> None:
     rows = [row for row in screen(said, 80, 24) if row]
     assert code == 0 and rows[-1] == "completed" and cursor_shows(said)
     assert sum(row.startswith("demo  training") for row in rows) == 1
-    assert rows[-3] == "actor-9    rests"
+    assert "actor-9    rests" not in rows, "actors have ended"
 
 
 @pytest.mark.slow
