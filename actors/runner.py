@@ -12,12 +12,12 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 from actors.environments import toolbox
 from actors.environments.base import Retriever, search_records
 from actors.errors import ActorError, EngineDead, PolicyError, UnverifiedWeights, recordable
-from actors.policies.base import Completion, Delta, Policy, Stops, deltas
+from actors.policies.base import Completion, Delta, Policy, SamplingParams, deltas
 from configs.runtime.files import weights_bytes
 from configs.schema import Config
 from replay.protocol import CodecError, Lease, Stop
@@ -72,25 +72,11 @@ class MeteredPolicy:
         self.lost = 0
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete and count. Raises PolicyError."""
         try:
-            completion = await self._policy.complete(
-                tokens,
-                temperature=temperature,
-                seed=seed,
-                max_tokens=max_tokens,
-                stops=stops,
-                priority=priority,
-            )
+            completion = await self._policy.complete(tokens, **sampling)
         except PolicyError:
             self.lost += 1
             raise
@@ -98,25 +84,10 @@ class MeteredPolicy:
         return completion
 
     async def stream(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> AsyncGenerator[Delta, None]:
         """Stream and count. Raises PolicyError."""
-        parts = deltas(
-            self._policy,
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        parts = deltas(self._policy, tokens, **sampling)
         try:
             async with aclosing(parts):
                 async for delta in parts:

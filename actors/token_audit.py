@@ -7,14 +7,14 @@ decoded. A rollout of an environment is one sequence; a program's calls may make
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.environments.base import Retriever
 from actors.errors import TokenMismatch
-from actors.policies.base import Completion, Policy, Stops
+from actors.policies.base import Completion, Policy, SamplingParams
 from actors.prompt import Prompter, Tokens, end_tokens
 from actors.rewards.scorer import Rewards
 from actors.rollout import rollout
@@ -55,29 +55,15 @@ class AuditedPolicy:
         self._said: list[slice] = []  # where among them each completion stands
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete what continues all before it. Raises TokenMismatch, PolicyError."""
         turn, asked = len(self._said), np.array(tokens, np.int32)
         before = asked[: len(self._ids)]
         _require_same(f"turn {turn}: prompt and what went before", before, self._ids)
-        completion = await self._policy.complete(
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        completion = await self._policy.complete(tokens, **sampling)
         stopped = completion.finish_reason == "stop"
-        if stopped and not self._stop_check.end(completion.tokens, stops):
+        if stopped and not self._stop_check.end(completion.tokens, sampling["stops"]):
             raise TokenMismatch(
                 f"turn {turn}: stop: the completion ended by a stop, and its last ids "
                 f"{completion.tokens[-_SHOWN:].tolist()} at position "

@@ -35,6 +35,7 @@ from actors.user_code import FAULTS, load_entry_point, raise_if_cancelled, raise
 from configs.environment import PROGRAM, EnvironmentConfig
 from configs.load import ConfigError
 from configs.schema import Config
+from configs.section import Section
 from replay.protocol import Lease
 from replay.trajectory import Search, StopReason
 from retrieval_server.protocol import Passage, RetrievalError
@@ -165,6 +166,12 @@ def require_acting(config: Config) -> None:
     settings, plain = config.environment, EnvironmentConfig()
     if settings.name == PROGRAM:
         _require_acting_beside_a_program(config)
+    elif given := _changed(settings.program, plain.program):
+        raise ConfigError(
+            f"environment.program.{given} = {getattr(settings.program, given)!r} acts on nothing "
+            f"with environment.name = {settings.name!r}: set that to 'program', or leave the "
+            "program out"
+        )
     if settings.name in _BUILT_IN and (weight := config.rewards.weights.environment):
         raise ConfigError(
             f"rewards.weights.environment = {weight!r} acts on nothing with environment.name = "
@@ -185,6 +192,12 @@ def require_acting(config: Config) -> None:
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "
                 f"{settings.name!r}, whose policy has one completion: leave it out"
             )
+
+
+def _changed(given: Section, usual: Section) -> str | None:
+    """The first field that differs."""
+    names = given.__struct_fields__
+    return next((name for name in names if getattr(given, name) != getattr(usual, name)), None)
 
 
 def _require_acting_beside_a_program(config: Config) -> None:

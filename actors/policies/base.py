@@ -8,7 +8,7 @@ oldest first. So a rollout that has begun ends before a younger one takes the ca
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, NotRequired, Protocol, TypedDict, TypeVar, Unpack, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,23 +67,25 @@ def read_only(numbers: NDArray[T]) -> NDArray[T]:
     return view
 
 
+class SamplingParams(TypedDict):
+    """How a completion is sampled. Of those that wait, the one of the lowest `priority` (0) is
+    begun first.
+    """
+
+    temperature: float  # 0 is greedy
+    seed: int
+    max_tokens: int
+    stops: Stops
+    priority: NotRequired[int]
+
+
 class Policy(Protocol):
     """Samples until one of `stops`, the end token or `max_tokens`. Raises PolicyError."""
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
-        """Complete exactly `tokens`, keeping the stop; temperature 0 is greedy.
-
-        Of those that wait, the one of the lowest `priority` is begun first.
-        """
+        """Complete exactly `tokens`, keeping the stop."""
         ...
 
 
@@ -110,14 +112,7 @@ class StreamingPolicy(Policy, Protocol):
     """A policy that tells tokens as they come."""
 
     def stream(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> AsyncGenerator[Delta, None]:
         """Complete as `complete` does; the last delta, and no other, has the whole. Closed before,
         the completion is given up.
@@ -126,35 +121,14 @@ class StreamingPolicy(Policy, Protocol):
 
 
 async def deltas(
-    policy: Policy,
-    tokens: Sequence[int],
-    *,
-    temperature: float,
-    seed: int,
-    max_tokens: int,
-    stops: Stops,
-    priority: int = 0,
+    policy: Policy, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
 ) -> AsyncGenerator[Delta, None]:
     """Stream a completion where the policy can, else give it whole. Raises PolicyError."""
     if not isinstance(policy, StreamingPolicy):
-        completion = await policy.complete(
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        completion = await policy.complete(tokens, **sampling)
         yield Delta.whole(completion)
         return
-    parts = policy.stream(
-        tokens,
-        temperature=temperature,
-        seed=seed,
-        max_tokens=max_tokens,
-        stops=stops,
-        priority=priority,
-    )
+    parts = policy.stream(tokens, **sampling)
     async with aclosing(parts):
         async for delta in parts:
             yield delta

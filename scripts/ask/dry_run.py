@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from rich.text import Text
 
 from actors.environments.base import Retriever
 from actors.environments.registry import require_turns, searches
-from actors.policies.base import Completion, FinishReason, Policy, Stops
+from actors.policies.base import Completion, FinishReason, Policy, SamplingParams, Stops
 from actors.prompt import Prompter
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
@@ -235,25 +235,11 @@ class Printed:
     known: int = 0  # tokens of the context that were printed
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete exactly `tokens`."""
         self.page.read(tokens[self.known :], first=not self.known)
-        completion = await self.policy.complete(
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        completion = await self.policy.complete(tokens, **sampling)
         self.known = len(tokens) + len(completion.tokens)
         self.page.said(completion)
         return completion

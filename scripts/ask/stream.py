@@ -5,10 +5,10 @@ Loop, environment and prompts are those of training: policy and retriever are wr
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 from actors.environments.base import Retriever
-from actors.policies.base import Completion, Policy, Stops
+from actors.policies.base import Completion, Policy, SamplingParams
 from actors.prompt import Prompter
 from actors.rewards.scorer import Rewards, Score
 from actors.rollout import rollout
@@ -108,28 +108,14 @@ class ObservedPolicy:
     known: int = 0  # tokens of the context after the last turn
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete exactly `tokens`."""
         if self.known and not self.retriever.asked:
             self.view.read(self.decode(tokens[self.known :]))
         self.retriever.asked = False
         try:
-            completion = await self.policy.complete(
-                tokens,
-                temperature=temperature,
-                seed=seed,
-                max_tokens=max_tokens,
-                stops=stops,
-                priority=priority,
-            )
+            completion = await self.policy.complete(tokens, **sampling)
         finally:
             self.words.end()
             self.view.finished()

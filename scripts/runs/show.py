@@ -23,7 +23,7 @@ from replay.log.event_log import read
 from replay.log.history import GroupHistory
 from replay.log.records import Delivered, Sampled
 from replay.trajectory import Question, TokenSequence, Trajectory
-from scripts.options import Options, argument, option, refusing
+from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
 from scripts.runs.scores import scores_table
 from scripts.setup.resolve import run_config
@@ -193,10 +193,8 @@ def show(options: ShowOptions) -> None:
     log = log_of(options.run)
     config = load(run_config(options.run))
     tokenizer = load_tokenizer(config.model.path)
-    with refusing(BadCheckpoint):
-        scores = Evaluations(options.run, resumed_after=sys.maxsize).scores
-    if options.step is None and (table := scores_table(scores, config.learner.best)):
-        console.print(table)
+    if options.step is None:
+        _print_scores(console, options.run, config.learner.best)
     for span in spans(read_notes(options.run)):
         if options.step is None or span.first <= options.step <= span.last:
             console.print(Text(clean(alarm(span)), "bold yellow"))
@@ -210,3 +208,13 @@ def show(options: ShowOptions) -> None:
     elif not any_shown:
         why = none_matches(options.run, options.step, options.question)
         print(f"show: no rollout matches: {clean(why)}", file=sys.stderr)
+
+
+def _print_scores(console: Console, run: Path, best: str) -> None:
+    try:
+        scores = Evaluations(run, resumed_after=sys.maxsize).scores
+    except BadCheckpoint as error:  # of another release: the rollouts can be shown all the same
+        print(f"show: without scores: {clean(str(error))}", file=sys.stderr)
+        return
+    if table := scores_table(scores, best):
+        console.print(table)

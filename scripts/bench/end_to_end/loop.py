@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from actors.gateway.rolling import rolling
-from actors.policies.base import Completion, Policy, Stops
+from actors.policies.base import Completion, Policy, SamplingParams
 from actors.prompt import Prompter, load_tokenizer
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
@@ -44,24 +44,10 @@ class EnginesInTurn:
         self._policies = policies
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete on the engine of the group that this task is about."""
-        return await self._policies[_group.get() % len(self._policies)].complete(
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        return await self._policies[_group.get() % len(self._policies)].complete(tokens, **sampling)
 
 
 class Freely(Rollouts):

@@ -10,10 +10,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 from actors.environments.base import Retriever
-from actors.policies.base import Completion, Policy, Stops
+from actors.policies.base import Completion, Policy, SamplingParams
 from actors.runner import SHUTDOWN
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, Trajectory
@@ -85,27 +85,13 @@ class Seats:
         self._wanted, self._since_s, self._filled_s = 0, time.monotonic(), 0.0
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete, in a seat or queueing for one."""
         self.filled_s()
         self._wanted += 1
         try:
-            return await self._policy.complete(
-                tokens,
-                temperature=temperature,
-                seed=seed,
-                max_tokens=max_tokens,
-                stops=stops,
-                priority=priority,
-            )
+            return await self._policy.complete(tokens, **sampling)
         finally:
             self.filled_s()
             self._wanted -= 1
@@ -131,25 +117,11 @@ class LockStep:
         self._to_search: list[asyncio.Future[None]] = []
 
     async def complete(
-        self,
-        tokens: Sequence[int],
-        *,
-        temperature: float,
-        seed: int,
-        max_tokens: int,
-        stops: Stops,
-        priority: int = 0,
+        self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete when all do."""
         await self._together(self._to_complete)
-        return await self._policy.complete(
-            tokens,
-            temperature=temperature,
-            seed=seed,
-            max_tokens=max_tokens,
-            stops=stops,
-            priority=priority,
-        )
+        return await self._policy.complete(tokens, **sampling)
 
     async def retrieve(self, queries: Sequence[str], top_k: int) -> list[list[Passage]]:
         """Search when all do."""

@@ -22,6 +22,7 @@ from scripts.runs.view.server import Following, Server, listener
 from scripts.terminal import clean, status
 
 _KEY_BYTES = 16
+_NEWEST = 200  # rollouts in a file
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class ViewOptions(Options):
     runs: tuple[Path, ...] = argument("run directories, for example runs/latest")
     port: int = option("listen there on the loopback; 0: a free one", default=0, least=0)
     export: Path | None = option("write all pages into one file, and end", metavar="FILE.html")
-    rollouts: int = option(
-        "with --export: so many of the newest, of all runs", default=200, metavar="N", least=0
+    rollouts: int | None = option(
+        f"with --export: so many of the newest, of all runs ({_NEWEST})", metavar="N", least=0
     )
 
 
@@ -39,10 +40,16 @@ def view(options: ViewOptions) -> None:
     OSError.
     """
     runs = list(dict.fromkeys(options.runs))
+    if options.rollouts is not None and not options.export:
+        raise ConfigError(
+            f"--rollouts {options.rollouts}: pages that are served show all rollouts: leave it "
+            "out, or name a file with --export"
+        )
     for run in runs:
         _require(run)
     if options.export:
-        _export(runs, options.export, options.rollouts)
+        most = _NEWEST if options.rollouts is None else options.rollouts
+        _export(runs, options.export, most)
         return
     with listener(options.port) as found, _index(runs) as index:
         following, key = Following(index), secrets.token_urlsafe(_KEY_BYTES)

@@ -98,6 +98,18 @@ def test_what_would_act_on_nothing_beside_a_program_is_refused(field: str, value
         registry.require_acting(config_with(name="program", program=PROGRAM, **{field: value}))
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("command", ("agent",)), ("entry_point", "agents:one"), ("at_once", 8)]
+)
+def test_a_program_beside_an_environment_that_runs_none_is_refused(field: str, value: Any) -> None:
+    config = config_with(program=ProgramConfig(**{field: value}))
+    said = (
+        rf"environment\.program\.{field} = .* acts on nothing with environment\.name = 'search_r1'"
+    )
+    with pytest.raises(ConfigError, match=said):
+        registry.require_acting(config)
+
+
 def test_a_program_may_give_rewards_and_shows_its_passages_itself() -> None:
     config = config_with(name="program", program=PROGRAM)
     rewards = RewardsConfig(weights=RewardWeights(environment=1.0))

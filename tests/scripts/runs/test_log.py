@@ -130,6 +130,15 @@ def test_the_sentinels_that_fired_stand_before_the_rollouts(
     assert "sentinel" not in capsys.readouterr().out
 
 
+def test_rollouts_are_shown_without_scores_that_cannot_be_read(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run.path / "evaluations.json").write_text('{"1": {"greedy": 0.5}}')
+    assert cli.main(["show", str(run.path)]) == 0
+    told = capsys.readouterr()
+    assert told.out.startswith("question ") and "show: without scores: " in told.err
+
+
 def test_a_run_that_has_just_begun_has_nothing_to_show(
     make_recorded_run: Callable[..., RecordedRun], run: RecordedRun, capsys: Any
 ) -> None:

@@ -68,6 +68,13 @@ def test_a_file_holds_all_and_asks_nobody(
     assert "".join(turn["tokens"]) == KEPT
 
 
+def test_a_bound_on_pages_that_show_all_is_refused(
+    hostile_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["view", str(hostile_run), "--rollouts", "2"]) == 2
+    assert "--rollouts 2: pages that are served show all" in capsys.readouterr().err
+
+
 def test_a_damaged_log_is_told_up_to_there(
     recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
