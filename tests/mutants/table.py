@@ -460,6 +460,36 @@ MUTANTS = (
         ("tests/actors/test_token_audit.py",),
     ),
     Mutant(
+        "overtaking heartbeat put to the ledger",
+        "replay/server/server.py",
+        "elif heartbeat and self._disk.behind:",
+        "elif heartbeat and not self._disk:",
+        (
+            "tests/replay/server/test_server.py::"
+            "test_while_the_disk_is_full_no_actor_is_asked_what_got_lost",
+        ),
+    ),
+    Mutant(
+        "a greeting taken for proof of a key",
+        "configs/runtime/guard.py",
+        "_WELCOMED_BYTES = 64 + 170",
+        "_WELCOMED_BYTES = 64",
+        (
+            "tests/replay/server/test_strangers.py::"
+            "test_what_is_said_shows_no_key_and_only_who_has_shown_one_may_say_more",
+        ),
+    ),
+    Mutant(
+        "records out of order pass the audit",
+        "scripts/runs/record/frames.py",
+        "if cause := self._order_fault(frame.number):",
+        "if cause := self._order_fault(self._due or 0):",
+        (
+            "tests/scripts/runs/test_audit.py::"
+            "test_a_record_taken_out_is_a_fault_and_the_rest_is_read",
+        ),
+    ),
+    Mutant(
         "the role of a key not checked",
         "replay/server/reception.py",
         "if role != LEARNER and not isinstance(request, wire.WithActorKey):",

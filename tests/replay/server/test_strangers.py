@@ -59,6 +59,7 @@ def test_what_is_said_shows_no_key_and_only_who_has_shown_one_may_say_more() -> 
         for each in theirs:
             waiting.add(each.fileno())
         theirs[0].sendall(bytes(234))
+        theirs[2].sendall(bytes(64))  # a greeting, which is for anybody
         for mine, other, count in zip(ours, theirs, (8000, 600, 8000), strict=True):
             mine.sendall(bytes(count))
             assert len(other.recv(count, socket.MSG_WAITALL)) == count
