@@ -48,13 +48,14 @@ class SessionSearches:
         ended: Callable[[], int] = lambda: 0,
         special: Sequence[str] = (),
         keep: bool = False,
+        free: bool = False,
     ) -> None:
         """`most`: searches in all; `ended`: counts the session's calls that have ended; `special`:
-        the texts of special tokens.
+        the texts of special tokens; `free`: there may be any number, and none is on record.
         """
         self._retriever, self._top_k, self._most, self._ended = retriever, top_k, most, ended
         self._special = re.compile("|".join(map(re.escape, special))) if special else None
-        self._keep = keep
+        self._keep, self._free = keep, free
         self._behind: Counter[int] = Counter()  # searches by the turn that they are on record with
         self.made: list[Made] = []
         self.passages: list[Passage] = []
@@ -79,8 +80,9 @@ class SessionSearches:
             raise Refused(said, status=503, code="retrieval_failed") from error
         if started >= self._fault_at:
             self.fault = None
-        records = search_records(asked.wanted, found, time.perf_counter() - started)
-        self.made += [(ended, each) for each in records]
+        if not self._free:
+            records = search_records(asked.wanted, found, time.perf_counter() - started)
+            self.made += [(ended, each) for each in records]
         if self._keep:
             self.passages += [passage for group in found for passage in group]
         return _reply([list(map(self._shown, group)) for group in found], asked.return_scores)
@@ -94,6 +96,8 @@ class SessionSearches:
                 f"queries: {queries} in one request, over {MAX_SEARCHES}: ask for fewer at once",
                 param="queries",
             )
+        if self._free:
+            return 0
         if self._behind.total() + queries > self._most:
             raise _too_many(f"{self._most} searches (environment.gateway.searches)", "searches")
         ended = self._ended()

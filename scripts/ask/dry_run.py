@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -20,12 +20,13 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.environments.base import Retriever
-from actors.environments.registry import require_turns, searches
+from actors.environments.registry import searches
+from actors.errors import ActorError
+from actors.gateway.rolling import rolling
 from actors.policies.base import Completion, FinishReason, Policy, SamplingParams, Stops
 from actors.prompt import Prompter
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
-from actors.rollout import rollout
 from configs.load import ConfigError, load
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
@@ -86,7 +87,6 @@ def try_question(options: TryOptions) -> None:
     prepare_environment()
     with Interrupt():
         config = with_hub_paths(load(options.config, options.overrides))
-        require_turns(config)
         config = searchable(config)
         if not options.by_model:
             _require_tokenizer(config.model.path)
@@ -127,12 +127,12 @@ def _require_tokenizer(path: str) -> None:
 
 def _listed(config: Config) -> Iterator[Question]:
     columns = config.questions.columns
-    for field in FIELDS:
-        if path := getattr(config.questions, field):
+    for name in FIELDS:
+        if path := getattr(config.questions, name):
             try:
                 yield from read_questions(path, columns=columns, need_answers=False).questions
             except (ReplayError, ValueError, OSError) as error:
-                raise ConfigError(f"questions.{field} = {path!r}: {error}") from error
+                raise ConfigError(f"questions.{name} = {path!r}: {error}") from error
 
 
 async def _played(options: TryOptions, config: Config, question: Question) -> None:
@@ -149,15 +149,17 @@ async def _played(options: TryOptions, config: Config, question: Question) -> No
                 await server.ready()
         page = Page(console, prompter, options.masks)
         page.asked(question)
-        trajectory = await rollout(
-            Lease(1, 0, "train", question, Sampling(options.temperature, config.seed)),
-            policy=Printed(policy, page),
-            retriever=retriever,
-            prompter=prompter,
-            rewards=rewards,
-            config=config,
-            actor_id="try",
+        printed = Printed(policy, page)
+        rollouts = await stack.enter_async_context(
+            rolling(config, policy=printed, prompter=prompter, rewards=rewards, actor_id="try")
         )
+        lease = Lease(1, 0, "train", question, Sampling(options.temperature, config.seed))
+        try:
+            trajectory = await rollouts.roll(lease, retriever)
+        except ActorError:
+            if printed.fault is not None:  # a program was told of it, and could not go on
+                raise printed.fault from None
+            raise
         page.ended(trajectory, config)
 
 
@@ -228,19 +230,28 @@ class Said:
 
 @dataclass
 class Printed:
-    """A policy whose every prompt, observation and turn goes to a page."""
+    """A policy whose every prompt, observation and turn goes to a page. `fault`: that it could not
+    go on.
+    """
 
     policy: Policy
     page: "Page"
-    known: int = 0  # tokens of the context that were printed
+    known: list[int] = field(default_factory=list)  # the context that was printed
+    fault: ConfigError | None = None
 
     async def complete(
         self, tokens: Sequence[int], **sampling: Unpack[SamplingParams]
     ) -> Completion:
         """Complete exactly `tokens`."""
-        self.page.read(tokens[self.known :], first=not self.known)
-        completion = await self.policy.complete(tokens, **sampling)
-        self.known = len(tokens) + len(completion.tokens)
+        count = len(self.known)
+        goes_on = count > 0 and list(tokens[:count]) == self.known
+        self.page.read(tokens[count:] if goes_on else tokens, first=not goes_on)
+        try:
+            completion = await self.policy.complete(tokens, **sampling)
+        except ConfigError as error:
+            self.fault = error
+            raise
+        self.known = [*tokens, *completion.tokens.tolist()]
         self.page.said(completion)
         return completion
 

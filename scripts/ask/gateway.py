@@ -7,21 +7,27 @@ temperature and seed hold, and nothing is recorded.
 import asyncio
 import signal
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 
+from actors.environments.base import Retriever
+from actors.environments.registry import searches
+from actors.gateway.rolling import nothing_to_verify
+from actors.gateway.searches import SessionSearches
 from actors.gateway.server import Gateway
 from actors.policies.engine import check_installation, prepare_environment
 from actors.policies.vllm import VllmPolicy
 from actors.prompt import Prompter
+from actors.retrieval import open_retrieval
 from configs.load import ConfigError, load
 from configs.runtime.process import loop_factory
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling
-from scripts.ask.ask import tokenizer_of
+from scripts.ask.ask import retrieval_server, searchable, tokenizer_of
 from scripts.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.fit import fitted_alone
@@ -54,37 +60,58 @@ class GatewayOptions(Options):
 
 
 def gateway(options: GatewayOptions) -> None:
-    """Check, start the engine, serve until Ctrl-C. Raises ConfigError, ActorError."""
+    """Check, start the engine, serve until Ctrl-C. Raises ConfigError, ActorError, RetrievalError,
+    ServerFailed.
+    """
     with Interrupt():
         check_installation()
-        config = with_hub_paths(load(options.config, options.overrides), ("model.path",))
-        preflight.check_parts(config, model=True, retrieval=False, environment=False)
+        config = load(options.config, options.overrides)
+        wanted = ("model.path", *["retrieval.encoder"] * _has_passages(config))
+        config = with_hub_paths(config, wanted)
+        if _has_passages(config):
+            config = searchable(config)
+        preflight.check_parts(
+            config, model=True, retrieval=_has_passages(config), environment=False
+        )
         config = fitted_alone(config)
         prepare_environment(config)
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(_serve(config, options.port))
 
 
+def _has_passages(config: Config) -> bool:
+    """True where there is something to search."""
+    asked = config.retrieval
+    named = asked.url or asked.recorded or asked.corpus or asked.index or asked.is_live
+    return bool(named) and searches(config)
+
+
 async def _serve(config: Config, port: int) -> None:
     prompter = Prompter(tokenizer_of(config), config.questions, config.actors)
-    print(f"starting an engine with {config.model.path}", file=sys.stderr, flush=True)
-    policy = await VllmPolicy.start(config)
-    try:
+    async with AsyncExitStack() as stack:
+        found = await _searches(config, prompter, stack) if _has_passages(config) else None
+        print(f"starting an engine with {config.model.path}", file=sys.stderr, flush=True)
+        policy = await VllmPolicy.start(config)
+        stack.callback(policy.close)
         await policy.set_policy_version(0)
-        gateway = await Gateway.start(policy, prompter, config, _as_loaded, port)
+        gateway = await Gateway.start(policy, prompter, config, nothing_to_verify, port)
+        stack.push_async_callback(gateway.close)
         sampling = Sampling(config.actors.temperature, config.seed)
         session = gateway.open(Lease(0, 0, "train", _BY_HAND, sampling), free=True)
-        print("\n".join(_lines(gateway.url, session.key, prompter.has_chat_template)), flush=True)
-        try:
-            await _until_stopped(policy)
-        finally:
-            await gateway.close()
-    finally:
-        policy.close()
+        session.searches = found
+        lines = _lines(gateway.url, session.key, prompter.has_chat_template, found is not None)
+        print("\n".join(lines), flush=True)
+        await _until_stopped(policy)
 
 
-async def _as_loaded(versions: Collection[int]) -> None:
-    """Take the weights of `model.path`, which nobody replaces, for verified."""
+async def _searches(config: Config, prompter: Prompter, stack: AsyncExitStack) -> SessionSearches:
+    """What answers `/v1/retrieve`, once it is ready. Raises RetrievalError, ServerFailed."""
+    if server := await retrieval_server(config, stack):
+        print("starting a retrieval server", file=sys.stderr, flush=True)
+        await server.ready()
+    retriever: Retriever = await stack.enter_async_context(open_retrieval(config))
+    special = prompter.special_texts
+    return SessionSearches(retriever, config.retrieval.top_k, special=special, free=True)
 
 
 async def _until_stopped(policy: VllmPolicy) -> None:
@@ -101,11 +128,13 @@ async def _until_stopped(policy: VllmPolicy) -> None:
     watching.cancel()
 
 
-def _lines(url: str, key: str, chat: bool) -> Iterator[str]:
+def _lines(url: str, key: str, chat: bool, retrieval: bool) -> Iterator[str]:
     """What to type elsewhere, in lines of at most 80 characters."""
     path, body, python = _CHAT if chat else _TEXT
     yield f"export OPENAI_BASE_URL={url}"
     yield f"export OPENAI_API_KEY={key}"
+    if retrieval:
+        yield f"export FORAGE_RETRIEVAL_URL={url}/retrieve"
     yield ""
     yield f"curl -s $OPENAI_BASE_URL/{path} \\"
     yield '  -H "Authorization: Bearer $OPENAI_API_KEY" \\'

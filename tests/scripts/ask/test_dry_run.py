@@ -13,6 +13,20 @@ from configs.runtime.process import REPOSITORY
 from scripts.ask.dry_run import TryOptions, try_question
 
 Play = Callable[..., str]
+AGENT = """
+import json, os, urllib.request
+
+def ask(text):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    body = json.dumps({"prompt": text}).encode()
+    url = os.environ["OPENAI_BASE_URL"] + "/completions"
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers)) as reply:
+        return json.load(reply)["choices"][0]["text"]
+
+def answer(question):
+    ask(question["question"])
+    return ask("In short:").strip()
+"""
 NO_PASSAGES = "retrieval.top_k=0"
 
 
@@ -54,10 +68,18 @@ def test_what_is_meant_as_a_row_is_no_question(play: Play, tmp_path: Path, wante
         play(NO_PASSAGES, wanted.format(folder=tmp_path), say=("<answer> 5 </answer>",))
 
 
-def test_a_program_is_not_played_turn_by_turn(play: Play) -> None:
-    program = ("environment.name=program", "environment.program.command=[python3]")
-    with pytest.raises(ConfigError, match="a program is not played turn by turn here: run it in"):
-        play(*program, say=("<answer> 5 </answer>",))
+def test_a_program_is_played_too(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text(AGENT)
+    program = f"environment.program.entry_point={tmp_path}/agents.py:answer"
+    words = ("environment.name=program", program)
+    shown = play(*words, say=(" Two and three, or so.", " 5"))
+    prompt, first, other, second, *_ = re.split(r"\n(?=prompt|turn)", shown)[1:]
+    assert "what is two and three?" in prompt and "Two and three, or so." in first
+    assert prompt.startswith("prompt: ") and other.startswith("prompt: ") and "In short" in other
+    assert second.startswith("turn 2: ") and "trained on" in second
+    assert "answered: answer '5'; 2 turns, 0 malformed, 0 searches" in shown
+    with pytest.raises(ConfigError, match="turn 2: the rollout goes on, and --say gives 1"):
+        play(*words, say=(" 5",))
 
 
 def test_the_documented_environment_is_played_without_a_corpus(play: Play, tmp_path: Path) -> None:

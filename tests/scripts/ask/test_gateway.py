@@ -14,12 +14,13 @@ from configs.runtime.process import Exit
 from scripts import cli
 from scripts.ask.gateway import _lines
 
+CURL = r"^curl(?:.*\\\n)+.*"
 KEY = "forage-" + 43 * "x"
 
 
 def test_the_lines_fit_a_terminal() -> None:
     for chat in (False, True):
-        text = "\n".join(_lines("http://127.0.0.1:65535/v1", KEY, chat))
+        text = "\n".join(_lines("http://127.0.0.1:65535/v1", KEY, chat, True))
         assert max(map(len, text.splitlines())) <= 80
 
 
@@ -51,10 +52,11 @@ def test_a_program_of_the_configuration_is_not_imported(
 @pytest.mark.vllm
 @pytest.mark.timeout(300)
 def test_a_model_is_served_until_ctrl_c(spoken_model_path: Path, tmp_path: Path) -> None:
-    config, out = tmp_path / "config.yaml", tmp_path / "out"
+    config, corpus, out = (tmp_path / name for name in ("config.yaml", "corpus.jsonl", "out"))
+    corpus.write_text('{"id": "p0", "contents": "The mayor of bore is kelu."}\n')
     config.write_text(
         f"model: {{path: {spoken_model_path}, dtype: float32, max_model_len: 256}}\n"
-        "actors: {max_num_seqs: 4}\n"
+        f"actors: {{max_num_seqs: 4}}\nretrieval: {{corpus: {corpus}}}\n"
     )
     command = [sys.executable, "-m", "scripts.cli", "gateway", str(config)]
     with out.open("wb") as file:
@@ -65,7 +67,9 @@ def test_a_model_is_served_until_ctrl_c(spoken_model_path: Path, tmp_path: Path)
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.2)
         told = out.read_text()
-        assert shell(told, r"^curl(?:.*\\\n)+.*") and shell(told, r"^python -c '[^']*'") is not None
+        assert shell(told, CURL) and shell(told, r"^python -c '[^']*'") is not None
+        asked = told.replace("$OPENAI_BASE_URL/completions", "$FORAGE_RETRIEVAL_URL")
+        assert "kelu" in shell(asked.replace('"prompt": "Hello"', '"query": "bore"'), CURL)
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == Exit.DONE
