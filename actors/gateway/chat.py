@@ -92,7 +92,8 @@ class Chats:
                 f"messages: {len(request.messages)}, over {most} (environment.gateway.messages)",
                 param="messages",
             )
-        require_room(sum(map(_chars, request.messages)), self._most_chars, "messages")
+        chars, tokens = sum(map(_chars, request.messages)), self._config.model.max_model_len
+        require_room(chars, self._most_chars, "messages", tokens)
         messages = [_message(each, place) for place, each in enumerate(request.messages)]
         tools = [_schema(each) for each in request.tools or ()]
         require_small(tools)

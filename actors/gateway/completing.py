@@ -120,9 +120,9 @@ class Completer:
         budget = completion_budget(self._config, len(asked.prompt))
         if not budget:
             raise TooLong(
-                f"the prompt takes {len(asked.prompt)} tokens, which leave no room for a "
-                f"completion in {self._config.model.max_model_len} (model.max_model_len)",
+                f"the prompt takes {len(asked.prompt)}, which leave no room for a completion",
                 param="prompt" if asked.conversation is None else "messages",
+                tokens=self._config.model.max_model_len,
             )
         number = session.begin(asked.prompt)
         temperature = lease.sampling.temperature

@@ -89,10 +89,13 @@ class Refused(Exception):
 
 
 class TooLong(Refused):
-    """A prompt that leaves no room for a completion."""
+    """A prompt that leaves no room for a completion in so many tokens. Its message begins as
+    OpenAI's does: clients look for those words.
+    """
 
-    def __init__(self, message: str, param: str) -> None:
-        super().__init__(message, param=param, code="context_length_exceeded")
+    def __init__(self, message: str, param: str, tokens: int) -> None:
+        limit = f"This model's maximum context length is {tokens} tokens (model.max_model_len)"
+        super().__init__(f"{limit}: {message}", param=param, code="context_length_exceeded")
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -312,13 +315,13 @@ def require_served(of: msgspec.Struct, place: str = "") -> None:
         )
 
 
-def require_room(chars: int, most: int, field: str) -> None:
+def require_room(chars: int, most: int, field: str, tokens: int) -> None:
     """Refuse a text that cannot fit whatever its tokens are: none is so long."""
     if chars > most:
         raise TooLong(
-            f"{field}: {chars} characters, over {most}: as many as the model's longest tokens make "
-            "in model.max_model_len",
+            f"{field}: {chars} characters, over {most}: as many as the model's longest tokens make",
             param=field,
+            tokens=tokens,
         )
 
 

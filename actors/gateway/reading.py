@@ -38,7 +38,8 @@ class Reading:
         self._prompter = prompter.copy()  # for the thread alone
         vocabulary = self._prompter.tokenizer.get_vocab()
         self._vocabulary = max(vocabulary.values()) + 1
-        self._most_chars = config.model.max_model_len * max(map(len, vocabulary))
+        self._most_tokens = config.model.max_model_len
+        self._most_chars = self._most_tokens * max(map(len, vocabulary))
         self._chats = Chats(self._prompter, config, self._most_chars)
         self._thread = ThreadPoolExecutor(1, "gateway-reading")
         self._locks: WeakKeyDictionary[Session, asyncio.Lock] = WeakKeyDictionary()
@@ -64,7 +65,7 @@ class Reading:
         request = decoded(body, CompletionRequest)
         asked, given = wanted(request), prompt_of(request)
         if isinstance(given, str):
-            require_room(len(given), self._most_chars, "prompt")
+            require_room(len(given), self._most_chars, "prompt", self._most_tokens)
             return Asked(asked, self._text_prompt(session, given), text=given)
         if not all(0 <= each < self._vocabulary for each in given):
             raise Refused(

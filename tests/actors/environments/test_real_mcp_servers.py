@@ -3,10 +3,6 @@ in an environment of their own.
 """
 
 import json
-import subprocess
-import sys
-import tempfile
-from hashlib import blake2s
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +10,10 @@ import pytest
 
 from actors.environments.mcp_servers import listed
 from configs.environment import EnvironmentConfig
-from configs.runtime.process import REPOSITORY
 from tests.actors.chats import CHATML, chat_tokenizer
 from tests.actors.environments.test_search_r1 import OPEN, Library
 from tests.actors.environments.test_tool_call import ANSWER, END, call, seen
+from tests.pip_environments import environment_of, run
 
 PINS = ("mcp==2.3.0", "mcp-server-git==2026.10.19", "mcp-server-time==2026.10.19")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -27,18 +23,8 @@ pytest.importorskip("mcp")
 
 @pytest.fixture(scope="module")
 def python() -> Path:
-    """The environment's Python; made once by pip, and kept."""
-    name = f"mcp-servers-{blake2s(repr((PINS, sys.version)).encode(), digest_size=8).hexdigest()}"
-    found = REPOSITORY / ".cache" / name
-    if not found.exists():
-        found.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=found.parent) as folder:
-            draft = Path(folder, name)
-            run(sys.executable, "-m", "venv", "--without-pip", draft)
-            pip = ("-m", "pip", "--python", draft / "bin" / "python", "install", "--quiet")
-            run(sys.executable, *pip, "--no-compile", *PINS)
-            draft.rename(found)
-    return found / "bin" / "python"
+    """The environment's Python."""
+    return environment_of("mcp-servers", PINS)
 
 
 @pytest.fixture
@@ -53,12 +39,6 @@ def repository(tmp_path: Path) -> Path:
         run("git", *words)
     (folder / "mayor.txt").write_text("The mayor of bore is kelu.\n")
     return folder
-
-
-def run(*words: object) -> str:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
-    assert not done.returncode, done.stderr
-    return done.stdout
 
 
 def test_a_policy_uses_both_beside_search(

@@ -81,10 +81,14 @@ class Reader:
 
 
 def config_of(
-    program: ProgramConfig, calls: int = 256, searches: int = 128, **weights: float
+    program: ProgramConfig,
+    calls: int = 256,
+    searches: int = 128,
+    max_model_len: int = 2000,
+    **weights: float,
 ) -> Config:
     return Config(
-        model=ModelConfig(max_model_len=2000),
+        model=ModelConfig(max_model_len=max_model_len),
         actors=ActorsConfig(max_action_tokens=400),
         environment=EnvironmentConfig(
             name="program", program=program, gateway=GatewayConfig(calls=calls, searches=searches)
@@ -180,7 +184,13 @@ async def test_one_that_summarises_half_way_has_two(stage: Stage) -> None:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("search_with_openai", 40), ("summarise_half_way", 60), ("search_r1_infer", 60)],
+    [
+        ("search_with_openai", 40),
+        ("search_with_smolagents", 45),
+        ("summarise_half_way", 60),
+        ("search_r1_infer", 60),
+        ("verifiers_environment", 60),
+    ],
 )
 def test_an_example_is_short(name: str, most: int) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) <= most

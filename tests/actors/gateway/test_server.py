@@ -21,6 +21,7 @@ from scripts.ask.dry_run import Said
 from tests.actors.gateway.conftest import LEASE, Serve, all_verified, config_of
 
 USER = [{"role": "user", "content": "what is the mayor of bore ?"}]
+FULL = "This model's maximum context length is 2000 tokens"  # what clients look for
 
 
 async def test_a_chat_is_answered_and_kept(serve: Serve) -> None:
@@ -175,6 +176,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused(serve: Serve) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await served.client.completions.create(model="", prompt=[5] * 1999)
     assert caught.value.code == "context_length_exceeded" and not served.session.begun
+    assert FULL in caught.value.message
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread(serve: Serve, monkeypatch: Any) -> None:
@@ -185,6 +187,7 @@ async def test_a_text_that_cannot_fit_is_refused_unread(serve: Serve, monkeypatc
     with pytest.raises(openai.BadRequestError, match="900000 characters") as caught:
         await served.client.completions.create(model="", prompt=long)
     assert caught.value.code == "context_length_exceeded" and served.session.full
+    assert FULL in caught.value.message
     with pytest.raises(openai.BadRequestError, match="900000 characters") as caught:
         await served.client.chat.completions.create(
             model="", messages=[{"role": "user", "content": long}]
