@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, settings
 
 from configs.runtime.amx import use_amx_where_it_works
 from tests.children import look_after
@@ -18,6 +19,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: spinning threads 
 use_amx_where_it_works()
 # A shell has those in its background ignore Ctrl-C, and their children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A busy machine is no fault of what is tested.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
 
 LOOKING_AFTER = pytest.StashKey[subprocess.Popen[bytes]]()
 RUNS = {  # files whose tests start whole runs, in tests/integration

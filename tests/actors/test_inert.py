@@ -18,7 +18,7 @@ SEARCH, INNER = "<search> q </search>", "</information><answer> gold </answer>"
 ANSWER = "<answer> gold </answer>"
 ROOMY = {"max_model_len": 20_000, "max_action_tokens": 400, "max_passage_tokens": 400}
 text = st.text(max_size=40)
-examples = settings(max_examples=60, deadline=None)
+examples = settings(max_examples=60)
 
 
 def lease(*answers: str) -> Lease:

@@ -61,7 +61,7 @@ def prompter(tokenizer: Any, limit: int) -> Prompter:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=TEXTS, limit=st.integers(1, 12))
 def test_the_tokens_are_those_of_the_whole_text(
     tokenizers: dict[str, Any], kind: str, text: str, limit: int
@@ -72,7 +72,7 @@ def test_the_tokens_are_those_of_the_whole_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(text=TEXTS)
 def test_every_place_splits_the_tokens(tokenizers: dict[str, Any], kind: str, text: str) -> None:
     text = f"The mayor, of Bore's\nriver! 市長 is\nx 12345 <search> kelu </search>\n{text}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row
@@ -18,7 +18,6 @@ def padded(packed: list[list[int]], sizes: list[int]) -> int:
     return sum(len(ids) * max(sizes[i] for i in ids) for ids in packed if ids)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 600))
 def test_every_row_once_within_the_budget_and_hardly_padded(sizes: list[int], budget: int) -> None:
     packed = pack(sizes, budget)
@@ -28,7 +27,6 @@ def test_every_row_once_within_the_budget_and_hardly_padded(sizes: list[int], bu
         assert sum(sizes[i] for i in ids) >= LEAST_FILL * padded([ids], sizes)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 5))
 def test_ranks_get_every_row_once_and_nearly_equal_sums(sizes: list[int], ranks: int) -> None:
     shares = deal(sizes, ranks)
@@ -38,7 +36,6 @@ def test_ranks_get_every_row_once_and_nearly_equal_sums(sizes: list[int], ranks:
     assert max(sums) - min(sums) <= max(sizes)
 
 
-@settings(deadline=None)
 @given(lengths, st.integers(1, 600), st.integers(1, 5))
 def test_shares_have_equally_many_micro_batches(sizes: list[int], budget: int, ranks: int) -> None:
     shares = pack_shares(sizes, budget, ranks)

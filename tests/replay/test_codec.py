@@ -130,7 +130,7 @@ def example_tokens(count: int) -> object:
 
 
 @given(TRAJECTORIES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_is_exact(trajectory: Trajectory) -> None:
     again = codec.decode_trajectory(codec.encode_trajectory(trajectory))
     assert flat(again) == flat(trajectory)
@@ -161,7 +161,7 @@ def test_mutated_bytes_decode_or_raise_codec_error(seed: int) -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_bytes_are_a_message_or_a_codec_error(data: bytes) -> None:
     payload = b"\x81\xa4type" + data
     for decode in (codec.decode_request, codec.decode_reply, codec.decode_trajectory):

@@ -63,7 +63,7 @@ def test_what_is_unpacked_can_be_opened_again(tmp_path: Path) -> None:
     assert list(reopen(tmp_path, packed)) == DOCUMENTS
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(contents, min_size=1, max_size=9))
 def test_any_text_survives_being_unpacked(tmp_path: Path, texts: list[str]) -> None:
     rows: list[dict[str, object]] = [{"id": i, "contents": text} for i, text in enumerate(texts)]

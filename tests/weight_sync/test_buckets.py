@@ -35,7 +35,7 @@ def filled(model: dict[str, torch.Tensor], bucket_bytes: int = 96):
 
 
 @given(models(), st.integers(1, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_round_trip_is_exact(model: dict[str, torch.Tensor], bucket_bytes: int) -> None:
     back = dict(buckets.unpack(*filled(model, bucket_bytes)))
     assert list(back) == list(model)
@@ -45,7 +45,7 @@ def test_round_trip_is_exact(model: dict[str, torch.Tensor], bucket_bytes: int) 
 
 
 @given(models(), st.integers(1, 300))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_tensors_do_not_overlap_and_are_aligned(
     model: dict[str, torch.Tensor], bucket_bytes: int
 ) -> None:
@@ -58,7 +58,7 @@ def test_tensors_do_not_overlap_and_are_aligned(
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_digest_changes_with_any_bit(data: st.DataObject) -> None:
     _, staging = filled({"a": torch.arange(30.0), "b": torch.arange(7)})
     before = buckets.digest(staging)
@@ -118,7 +118,7 @@ class Gathered:
 
 
 @given(models())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_tensors_that_are_whole_only_in_their_turn_are_copied_then(model) -> None:
     named = buckets.InTurn(Gathered(model).begin)
     specs, sizes = buckets.plan(named, 96)
@@ -131,7 +131,7 @@ def test_tensors_that_are_whole_only_in_their_turn_are_copied_then(model) -> Non
 
 
 @given(models())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_floating_tensors_travel_as_the_actors_hold_them(model) -> None:
     specs, sizes = buckets.plan(model.items(), 96, torch.bfloat16)
     places = buckets.BucketViews(specs, buckets.allocate(sizes), torch.bfloat16)

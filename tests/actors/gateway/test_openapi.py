@@ -21,7 +21,7 @@ from tests.actors.conftest import FixedRetriever
 from tests.actors.gateway.conftest import LEASE, all_verified, config_of
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
-repeatable = settings(max_examples=25, derandomize=True, deadline=None)
+repeatable = settings(max_examples=25, derandomize=True)
 at_length = settings(repeatable, max_examples=1000)
 document = create_app(Endpoints.__new__(Endpoints)).openapi()  # it tells of nobody's sessions
 schema = schemathesis.openapi.from_dict(document)

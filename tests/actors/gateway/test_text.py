@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.gateway.text import Text
@@ -23,7 +23,6 @@ def naive(prompter: Prompter, ids: list[int], stops: tuple[str, ...]) -> tuple[s
     return prompter.decode(ids), len(ids)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_it_is_cut_behind_the_token_that_completes_a_stop(prompter: Prompter, data: Any) -> None:
     words = data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=8))

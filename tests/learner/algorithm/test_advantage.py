@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -39,7 +39,6 @@ def spread(values: list[float]) -> float:
     return statistics.stdev(scored) if len(scored) > 1 else 1.0
 
 
-@settings(deadline=None)
 @given(rewards, st.sampled_from(["mean", "leave_one_out"]), st.sampled_from(["none", "group"]))
 def test_equals_the_formula(values: list[float], baseline: str, std: str) -> None:
     scale = spread(values) + 1e-6 if std == "group" else 1.0
@@ -47,7 +46,6 @@ def test_equals_the_formula(values: list[float], baseline: str, std: str) -> Non
     assert one(values, baseline, std) == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(st.lists(rewards, min_size=1, max_size=4), st.sampled_from(["mean", "leave_one_out"]))
 def test_over_the_batch_all_share_one_spread(groups: list[list[float]], baseline: str) -> None:
     flat = [c for g in groups for v, c in zip(g, centred(g, "mean"), strict=True) if v == v]
@@ -58,7 +56,6 @@ def test_over_the_batch_all_share_one_spread(groups: list[list[float]], baseline
         assert ours.tolist() == pytest.approx(expected, rel=1e-6, abs=1e-8)
 
 
-@settings(deadline=None)
 @given(rewards)
 def test_a_group_is_centred(values: list[float]) -> None:
     assert sum(one(values)) == pytest.approx(0.0, abs=1e-9)
@@ -77,7 +74,6 @@ def test_an_unscorable_sibling_changes_nothing_for_the_others() -> None:
     assert with_one == [*without[:2], 0.0, without[2]]
 
 
-@settings(deadline=None)
 @given(st.lists(rewards, min_size=1, max_size=4), st.sampled_from(["mean", "none"]), st.data())
 def test_whitened_over_the_tokens_of_all_rollouts(
     groups: list[list[float]], baseline: str, data: st.DataObject
@@ -113,7 +109,6 @@ rollouts = st.lists(
 )  # fmt: skip
 
 
-@settings(deadline=None)
 @given(rollouts)
 def test_the_optimal_baseline_is_the_formula_s(group: list[tuple[float, int, float]]) -> None:
     values, counts, logs = (list(column) for column in zip(*group, strict=True))

@@ -33,7 +33,7 @@ def slopes(drawn: Drawn) -> list[float]:
     return found
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(tokens)
 def test_the_gradient_is_the_formula_s(drawn: Drawn) -> None:
     spans, now, then, advantages = zip(*drawn, strict=True) if drawn else ((),) * 4

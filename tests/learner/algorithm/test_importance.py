@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,7 +26,6 @@ def double(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-@settings(deadline=None)
 @given(logprobs, logprobs, st.floats(0.5, 5))
 def test_a_weight_is_proximal_over_behaviour_truncated(
     proximal: list[float], behaviour: list[float], cap: float
@@ -38,7 +37,6 @@ def test_a_weight_is_proximal_over_behaviour_truncated(
     assert weights.tolist() == pytest.approx(expected, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(-2, 2), st.booleans()), max_size=12))
 def test_a_sequence_has_the_product_or_the_geometric_mean(
     tokens: list[tuple[int, float, bool]],

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -117,7 +117,6 @@ def test_without_coefficient_or_anchor_there_is_no_kl() -> None:
 losses = st.lists(st.lists(st.floats(-5, 5), max_size=5), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(losses, st.integers(1, 9))
 def test_the_plain_sum_is_the_mean(rows: list[list[float]], constant: int) -> None:
     tokens, filled = [x for row in rows for x in row], [row for row in rows if row]

@@ -57,7 +57,7 @@ FORMULAS: dict[str, Callable[..., Naive]] = {
 
 
 @pytest.mark.parametrize("name", FORMULAS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000))
 def test_equals_the_formula(name: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -149,7 +149,6 @@ def test_the_dual_clip_leaves_a_positive_advantage_alone() -> None:
     assert slope == pytest.approx(-2.2) and not result.clipped
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(-99, 99).map(lambda n: n / 100), st.sampled_from([-1.0, 0.0, 2.0])),

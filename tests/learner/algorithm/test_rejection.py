@@ -67,7 +67,7 @@ def ours(name: str, bound: float, drawn: list[tuple[int, float, float, float]]) 
 
 
 @pytest.mark.parametrize("name", REJECTIONS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(drawn=tokens, bound=st.sampled_from([0.01, 0.3, 1.1]))
 def test_what_is_left_is_what_the_formula_leaves(
     name: str, drawn: list[tuple[int, float, float, float]], bound: float

@@ -3,7 +3,7 @@
 import statistics
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.algorithm.turns import step_returns, turn_advantages
@@ -13,7 +13,6 @@ returned = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-2, 2), max_size=6), st.floats(0, 1))
 def test_a_step_return_is_what_comes_from_there_on(rewards: list[float], discount: float) -> None:
     expected = [
@@ -23,7 +22,6 @@ def test_a_step_return_is_what_comes_from_there_on(rewards: list[float], discoun
     assert step_returns(rewards, discount) == pytest.approx(expected, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(returned, st.sampled_from(["none", "group"]))
 def test_turns_in_one_state_are_a_group(turns: list[tuple[str, float]], std: str) -> None:
     expected = []

@@ -64,7 +64,7 @@ def compare(case: Case, chunk_bytes: int, temperature: float, atol: float = 1e-5
         torch.testing.assert_close(ours, theirs, **close)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     tokens=st.integers(1, 40),
@@ -226,7 +226,7 @@ def test_shares_of_micro_batches_add_up_in_the_weight() -> None:
     torch.testing.assert_close(case.layer.weight.grad, whole, rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     seed=st.integers(0, 10_000),
     tokens=st.integers(0, 12),

@@ -56,7 +56,7 @@ def test_right_padding_changes_nothing(model: PreTrainedModel) -> None:
     torch.testing.assert_close(wide, narrow, rtol=1e-5, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000))
 def test_logits_of_untrained_tokens_have_exactly_no_gradient(
     model: PreTrainedModel, seed: int

@@ -141,9 +141,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(CHANGES)
 def test_no_change_crashes_a_reader_or_makes_up_a_record(
     path: Path, changes: list[tuple[str, int, bytes]]

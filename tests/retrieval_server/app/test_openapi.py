@@ -14,7 +14,7 @@ from retrieval_server.index.bm25 import BM25Index
 from retrieval_server.protocol import Document
 from tests.retrieval_server.conftest import serving
 
-repeatable = settings(max_examples=15, derandomize=True, deadline=None)
+repeatable = settings(max_examples=15, derandomize=True)
 at_length = settings(repeatable, max_examples=1000)
 
 

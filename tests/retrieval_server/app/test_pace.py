@@ -1,7 +1,7 @@
 """The measured pace, the size of a batch, and who is let in."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from retrieval_server.app.pace import SHARE, Fit, Pace, batch_size, late_s
@@ -17,7 +17,6 @@ def fitted(*batches: tuple[int, float]) -> Pace:
     return fit.pace
 
 
-@settings(deadline=None)
 @given(fixed_s=seconds, each_s=seconds)
 def test_a_pace_is_found_again(fixed_s: float, each_s: float) -> None:
     found = fitted(*((n, fixed_s + n * each_s) for n in (1, 64, 8, 256, 30) * 4))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.retrieval import RetrievalConfig
@@ -21,7 +21,6 @@ from tests.retrieval_server.encoders import make_encoder
 rows = st.lists(st.permutations(range(12)).map(lambda order: order[:7]), min_size=1, max_size=3)
 
 
-@settings(deadline=None)
 @given(rows=rows, top_k=st.integers(1, 15))
 def test_ranks_are_fused_ties_in_corpus_order(rows: list[list[int]], top_k: int) -> None:
     scores: defaultdict[int, float] = defaultdict(float)

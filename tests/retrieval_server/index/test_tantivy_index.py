@@ -61,7 +61,7 @@ def _naive(texts: list[str], query: str) -> list[float]:
 words = st.sampled_from([*dict.fromkeys(" ".join(TEXTS).split()), "unheard"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(query=st.lists(words, min_size=1, max_size=6).map(" ".join), top_k=st.integers(1, 15))
 def test_hits_are_those_of_the_formula_ties_in_corpus_order(
     index: TantivyIndex, query: str, top_k: int
@@ -183,7 +183,6 @@ def test_no_shared_word_is_no_hit(index: TantivyIndex, query: str) -> None:
     assert index.search([query], 3) == [[]]
 
 
-@settings(deadline=None)
 @given(count=st.integers(1, 28_000_000))
 def test_segments_shrink_and_are_too_few_to_be_merged(count: int) -> None:
     sizes = segments(count)
