@@ -68,6 +68,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     input("reward_to", "to", "number"),
     input("question", "Question's id", "search"),
     h("button", { type: "button", onclick: () => { location.hash = "#rollouts"; } }, "Clear"),
+    asked.time_from || asked.actor ? h("span", { class: "soft" }, ofTime(asked)) : null,
   );
   let waiting = 0;
   form.addEventListener("input", () => {
@@ -82,8 +83,15 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
 
 /** What an address asks for beside the filters. */
 function kept(asked: source.Asked): source.Asked {
-  const names = ["group"];
+  const names = ["group", "actor", "time_from", "time_to"];
   return Object.fromEntries(Object.entries(asked).filter(([name]) => names.includes(name)));
+}
+
+/** The actor and the time that an address asks for, in words. */
+function ofTime(asked: source.Asked): string {
+  const clock = (at: string): string => new Date(Number(at) * 1000).toLocaleTimeString();
+  const time = asked.time_from && asked.time_to ? `under way from ${clock(asked.time_from)} to ${clock(asked.time_to)}` : "";
+  return [time, asked.actor ? `of ${asked.actor}` : ""].filter(Boolean).join(" ");
 }
 
 /** A table that asks for the rows that are seen, and draws no others. */
