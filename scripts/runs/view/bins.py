@@ -78,11 +78,24 @@ def coarser(found: Changes, first: int, times: int, width: float) -> Changes:
     return Changes(cells, found.keys, found.counts, found.seconds + found.counts * left)
 
 
+def together(*found: Changes) -> Changes:
+    """Return all these changes."""
+    return Changes(
+        np.concatenate([each.cells for each in found]),
+        np.concatenate([each.keys for each in found]),
+        np.concatenate([each.counts for each in found]),
+        np.concatenate([each.seconds for each in found]),
+    )
+
+
 def averages(found: Changes, keys: int, bins: int, width: float) -> NDArray[np.float64]:
-    """Return the level's average by key and bin; what changes before the first bin is counted."""
-    before = found.cells < 0
+    """Return the level's average by key and bin; what changes before the first bin is counted, what
+    has another key is not.
+    """
+    known = found.keys < keys
+    before = known & (found.cells < 0)
     start = np.bincount(found.keys[before], found.counts[before], keys)
-    inside = ~before & (found.cells < bins)
+    inside = known & (found.cells >= 0) & (found.cells < bins)
     places = found.keys[inside] * bins + found.cells[inside]
     counts, seconds = (
         np.bincount(places, each[inside], keys * bins).reshape(keys, bins)

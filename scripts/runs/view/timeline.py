@@ -16,6 +16,7 @@ from scripts.runs.view.bins import (
     averages,
     changes,
     coarser,
+    together,
 )
 from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import (
@@ -93,9 +94,7 @@ def _levels(
     else:
         begin, width, bins, found = _cells(index, run, begin, end, bins)
     now = changes(Parts.of(index.under_way(run)), begin, width)
-    both = Changes(*(np.concatenate(each) for each in zip(found, now, strict=True)))
-    both = Changes(*(each[both.keys < keys] for each in both))  # an actor may just have come
-    return begin, width, averages(both, keys, bins, width)
+    return begin, width, averages(together(found, now), keys, bins, width)
 
 
 def _cells(
@@ -106,10 +105,11 @@ def _cells(
     cell = WIDTHS[level]
     first, last = int(begin // cell), int(end // cell)
     times = -(-(last + 1 - first) // bins)  # cells of a bin
+    bins = -(-(last + 1 - first) // times)
     rows = index.rows(
         "SELECT cell, key, count, seconds FROM cells WHERE run = ? AND level = ? AND cell >= ? "
-        "AND cell <= ?",
-        (run, level, first, last),
+        "AND cell < ?",
+        (run, level, first, first + times * bins),
     )
     table = np.array(rows, np.float64).reshape(-1, 4)
     cells, keys = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
@@ -119,8 +119,7 @@ def _cells(
     earlier = Changes(
         np.full(len(before), -1, np.int64), before[:, 0].astype(np.int64), before[:, 1], nothing
     )
-    both = Changes(*(np.concatenate(each) for each in zip(found, earlier, strict=True)))
-    return first * cell, times * cell, -(-(last + 1 - first) // times), both
+    return first * cell, times * cell, bins, together(found, earlier)
 
 
 def _before(index: Index, run: int, level: int, cell: int) -> list[tuple[Any, ...]]:

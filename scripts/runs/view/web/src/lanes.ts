@@ -81,7 +81,7 @@ export class Lanes {
       ...found.lanes.map((lane): [string, Lane, string, number, (pen: Pen) => void] => [
         lane.others ? `${lane.others} more actors` : lane.name,
         lane,
-        `busy ${(lane.busy * 100).toFixed(0)} %, ${lane.states.filter(({ mean }) => mean > 0).map(({ name, mean }) => `${name} ${short(Number(mean.toPrecision(2)))}`).join(", ") || "nothing"}`,
+        `busy ${share(lane.busy)}, ${means(lane)}`,
         lane.kind === "learner" ? 26 : 40,
         (pen) => this.bars(pen, lane, tops[lane.kind]!),
       ]),
@@ -116,29 +116,34 @@ export class Lanes {
 
   private bars({ ctx, height, x }: Pen, lane: Lane, top: number): void {
     const { from, width, bins } = this.found!;
+    const sharp = window.devicePixelRatio || 1;
+    const edge = (n: number): number => Math.round(x(from + n * width) * sharp) / sharp; // no seams
     const floors = new Float64Array(bins).fill(height);
     for (const { name, levels } of lane.states) {
       ctx.fillStyle = colour(`--lane-${name}`);
       for (let n = 0; n < bins; n++) {
         const size = (levels[n]! / top) * (height - 1);
         if (size <= 0) continue;
-        const left = x(from + n * width);
         const tall = floors[n]! - size;
-        ctx.fillRect(left, tall, Math.max(x(from + (n + 1) * width) - left, 0.5), size);
+        ctx.fillRect(edge(n), tall, edge(n + 1) - edge(n), size);
         floors[n] = tall;
       }
     }
   }
 
-  private marks(pen: Pen): void {
-    for (const { at, kind } of this.found!.marks) {
-      const x = pen.x(at);
-      pen.ctx.fillStyle = colour(`--event-${kind}`) || colour("--soft");
-      pen.ctx.beginPath();
-      pen.ctx.moveTo(x - 4, 4);
-      pen.ctx.lineTo(x + 4, 4);
-      pen.ctx.lineTo(x, pen.height - 4);
-      pen.ctx.fill();
+  private marks({ ctx, height, x }: Pen): void {
+    const { marks } = this.found!;
+    for (const { at, kind } of marks.filter((each) => each.kind === "group")) {
+      ctx.fillStyle = colour(`--event-${kind}`);
+      ctx.fillRect(x(at), height - 8, 1, 6); // there are many
+    }
+    for (const { at, kind } of marks.filter((each) => each.kind !== "group")) {
+      ctx.fillStyle = colour(`--event-${kind}`) || colour("--soft");
+      ctx.beginPath();
+      ctx.moveTo(x(at) - 4, 2);
+      ctx.lineTo(x(at) + 4, 2);
+      ctx.lineTo(x(at), height - 8);
+      ctx.fill();
     }
   }
 
@@ -158,7 +163,7 @@ export class Lanes {
       const left = Math.max(x(at), 0);
       const right = Math.min(n + 1 < versions.length ? x(versions[n + 1]![0]) : x(this.found!.last), width);
       if (right <= left) continue;
-      ctx.fillStyle = colour(version % 2 ? "--picked" : "--line");
+      ctx.fillStyle = colour(n % 2 ? "--picked" : "--line");
       ctx.fillRect(left, 2, Math.max(right - left, 0.5), height - 4);
       if (right - left > 8 + 7 * String(version).length) {
         ctx.fillStyle = colour("--ink");
@@ -299,8 +304,19 @@ function line({ ctx, height, x }: Pen, at: number, stroke: string): void {
   ctx.stroke();
 }
 
+function share(value: number): string {
+  return `${(value * 100).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`;
+}
+
+/** The states of a lane on average: shares of the learner's time, else how many. */
+function means(lane: Lane): string {
+  const said = lane.states.filter(({ mean }) => mean >= 0.0005).map(({ name, mean }) =>
+    `${name} ${lane.kind === "learner" ? share(mean) : short(Number(mean.toPrecision(2)))}`);
+  return said.join(", ") || "nothing";
+}
+
 /** The time of day as exact as a step needs; the day where a step is one. */
-function clock(at: number, step: number): string {
+export function clock(at: number, step: number): string {
   const date = new Date(at * 1000);
   if (step >= 86400) return date.toLocaleDateString();
   const digits = step >= 1 ? 0 : step >= 0.1 ? 1 : step >= 0.01 ? 2 : 3;

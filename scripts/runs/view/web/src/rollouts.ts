@@ -1,6 +1,7 @@
 // The rollouts of all runs: filters, a table of which only what is seen is drawn, one rollout.
 
 import { h, short } from "./dom";
+import { clock } from "./lanes";
 import { shown } from "./rollout";
 import * as source from "./source";
 
@@ -89,8 +90,9 @@ function kept(asked: source.Asked): source.Asked {
 
 /** The actor and the time that an address asks for, in words. */
 function ofTime(asked: source.Asked): string {
-  const clock = (at: string): string => new Date(Number(at) * 1000).toLocaleTimeString();
-  const time = asked.time_from && asked.time_to ? `under way from ${clock(asked.time_from)} to ${clock(asked.time_to)}` : "";
+  const [from, to] = [Number(asked.time_from), Number(asked.time_to)];
+  const exact = Math.min((to - from) / 100, 1);
+  const time = from && to ? `under way from ${clock(from, exact)} to ${clock(to, exact)}` : "";
   return [time, asked.actor ? `of ${asked.actor}` : ""].filter(Boolean).join(" ");
 }
 

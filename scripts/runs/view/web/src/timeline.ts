@@ -1,7 +1,7 @@
 // What actors, learner and replay did when: lanes over one axis of time, and what happened beside.
 
 import { h, lasting, short } from "./dom";
-import { Lanes, type View } from "./lanes";
+import { clock, Lanes, type View } from "./lanes";
 import * as source from "./source";
 
 const ASK_MS = 80; // after the last movement
@@ -11,6 +11,10 @@ const KINDS: [string, string[]][] = [
   ["Actors", ["generate", "search", "between", "untold"]],
   ["Learner", ["train", "publish", "wait"]],
   ["Replay, groups", ["ready", "filling"]],
+];
+const EVENTS: [string, string][] = [
+  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["drop", "a rollout or a question is lost"],
+  ["group", "a group is dropped"], ["actor", "an actor joins or leaves"], ["stop", "stop"],
 ];
 const MEANS: Record<string, string> = {
   generate: "rollouts whose turn is being written",
@@ -72,7 +76,7 @@ class Timeline {
       h("div", { class: "legend lane-legend" }, KINDS.flatMap(([title, states]) => [
         h("strong", {}, title),
         ...states.map((state) => h("span", { title: MEANS[state] }, h("span", { class: `swatch l-${state}` }), `${state}: ${MEANS[state]}`)),
-      ])),
+      ]), h("strong", {}, "Events"), EVENTS.map(([kind, said]) => h("span", {}, h("span", { class: `swatch e-${kind}` }), said))),
       h("p", { class: "soft", id: "lane-keys" },
         "Wheel or + and − to look closer, drag or left and right to move, up and down for another lane, ",
         "Shift with left and right for the place in it, 0 for the whole run; a click or Enter shows the rollouts of that time."),
@@ -130,9 +134,10 @@ class Timeline {
 
   private tell(): void {
     const { from, to } = this.view;
-    const day = (at: number): string => new Date(at * 1000).toLocaleString();
+    const exact = Math.min((to - from) / 100, 1);
+    const day = new Date(from * 1000).toLocaleDateString();
     const bin = this.found ? `, a bin is ${short(Number(this.found.width.toPrecision(3)))} s` : "";
-    this.range.textContent = `${day(from)} to ${day(to)}: ${lasting(to - from)}${this.whole ? ", the whole run" : ""}${bin}`;
+    this.range.textContent = `${day}, ${clock(from, exact)} to ${clock(to, exact)}: ${lasting(to - from)}${this.whole ? ", the whole run" : ""}${bin}`;
   }
 
   private open(lane: source.Lane | null, from: number, to: number): void {
