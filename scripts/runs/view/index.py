@@ -163,7 +163,7 @@ class Index:
         record = placed.record
         if not 0 <= record.now <= LATEST:
             raise OverflowError(f"{record.now} is no time")
-        told.records, told.last = told.records + 1, record.now
+        told.records, told.last = told.records + 1, max(told.last, record.now)
         told.first = told.first or record.now
         if not isinstance(record, facts.Delivered):
             told.lanes.take(record)

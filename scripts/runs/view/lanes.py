@@ -43,7 +43,8 @@ class _Group:
     last: float = 0.0  # delivery
 
     def span(self, until: float, ready: bool) -> Span:
-        filled = min(self.last, until) if ready else until
+        until = max(until, self.opened)  # a clock may have been put back
+        filled = min(max(self.last, self.opened), until) if ready else until
         parts = [(FILLING, self.opened, filled), *([(READY, filled, until)] if ready else [])]
         return Span(REPLAY, self.opened, until, tuple(parts))
 
@@ -81,11 +82,12 @@ class Lanes:
                 for actor, group_id, sibling in list(self._leases):
                     lease = facts.LeaseFact(self._last, actor, group_id, sibling)
                     self._untold(lease, self._last)
-        self._last = record.now
+        self._last = max(self._last, record.now)
 
     def deliver(self, record: facts.Delivered, wire: WireTrajectory | None) -> float:
         """Take a delivery; return when its rollout began."""
-        now = self._last = record.now
+        now = record.now
+        self._last = max(self._last, now)
         known = self._leases.pop((record.actor_id, record.group_id, record.sibling), None)
         lasted = wire.timings.get("total_s", 0.0) if wire else 0.0
         begun = min(known if known is not None else now - max(lasted, 0.0), now)
@@ -119,7 +121,7 @@ class Lanes:
             ends.append(max(ends[-1] - each, min(self._reported, now)))
             parts.append((state, ends[-1], ends[-2]))
         self.found.append(Span(LEARNER, ends[-1], now, tuple(parts)))
-        self._reported = self._last = now
+        self._reported = now
         return published
 
     def under_way(self) -> list[Span]:
@@ -128,6 +130,7 @@ class Lanes:
         leases = [
             Span(self.actors[actor], begun, until, ((UNTOLD, begun, until),))
             for (actor, _, _), begun in self._leases.items()
+            if begun < until
         ]
         groups = [each.span(until, self._ready(each)) for each in self._groups.values()]
         return leases + groups

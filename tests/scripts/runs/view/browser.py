@@ -47,7 +47,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     page.keyboard.press("/")
     page.keyboard.type("script")
     expect(page.locator(".table p")).to_have_text("3 rollouts", timeout=30_000)
-    page.wait_for_timeout(300)
+    expect(page).to_have_url(re.compile("text=script"))
     seen["address"] = page.url.partition("#")[2]
     page.locator(".view").focus()
     page.keyboard.press("End")

@@ -125,7 +125,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.train(1)
     assert browser.stdout.readline() == "waiting\n"
-    recorded_run.append(StepsCommitted(3.0, 1, 1))
+    recorded_run.append(StepsCommitted(2.5, 1, 1))
     found = seen(browser)["light"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
     assert found["of_time"] == "300 rollouts" and "between 300" in found["pointed"]

@@ -81,9 +81,13 @@ class Timeline {
         "Wheel or + and − to look closer, drag or left and right to move, up and down for another lane, ",
         "Shift with left and right for the place in it, 0 for the whole run; a click or Enter shows the rollouts of that time."),
     );
-    window.addEventListener("news", () => {
-      if (this.element.isConnected && Date.now() - this.askedAt > LIVE_MS) void this.ask();
-    });
+    let due = 0;
+    const news = (): void => {
+      if (!this.element.isConnected) return window.removeEventListener("news", news);
+      clearTimeout(due);
+      due = window.setTimeout(() => void this.ask(), Math.max(0, this.askedAt + LIVE_MS - Date.now()));
+    };
+    window.addEventListener("news", news);
   }
 
   /** Shows a time, or the whole run. */
@@ -96,8 +100,9 @@ class Timeline {
   }
 
   private all(): void {
+    clearTimeout(this.waiting);
     this.whole = true;
-    history.replaceState(null, "", `#timeline?run=${this.run}`);
+    this.note();
     void this.ask();
   }
 
@@ -111,10 +116,15 @@ class Timeline {
     this.lanes.show(this.found, this.view);
     clearTimeout(this.waiting);
     this.waiting = window.setTimeout(() => {
-      const time = this.whole ? "" : `&time_from=${this.view.from.toFixed(3)}&time_to=${this.view.to.toFixed(3)}`;
-      if (this.element.isConnected) history.replaceState(null, "", `#timeline?run=${this.run}${time}`);
+      if (location.hash.startsWith("#timeline")) this.note();
       void this.ask();
     }, ASK_MS);
+  }
+
+  /** Has the address say what is seen: one comes back to it. */
+  private note(): void {
+    const time = this.whole ? "" : `&time_from=${this.view.from.toFixed(3)}&time_to=${this.view.to.toFixed(3)}`;
+    history.replaceState(null, "", `#timeline?run=${this.run}${time}`);
   }
 
   private async ask(): Promise<void> {
@@ -143,6 +153,8 @@ class Timeline {
   private open(lane: source.Lane | null, from: number, to: number): void {
     const asked: source.Asked = { run: String(this.run), time_from: from.toFixed(3), time_to: to.toFixed(3) };
     if (lane?.kind === "actor" && lane.name) asked.actor = lane.name;
+    clearTimeout(this.waiting);
+    this.note();
     location.hash = `#rollouts?${new URLSearchParams(asked)}`;
   }
 }
