@@ -30,6 +30,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     page.wait_for_selector("main[data-page=overview] figure")
     page.wait_for_timeout(300)
     seen["charts"] = page.locator("figure canvas").count()
+    seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")

@@ -141,6 +141,8 @@ def test_so_is_a_file(look: Callable[[str], Any], hostile_run: Path, tmp_path: P
     run(sys.executable, *words, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     found = seen(look(f"file://{file}"))["light"]
     assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts"
+    for curve in ("EM", "1 hop", "2 hops", KEPT.split()[0]):
+        assert curve in found["evaluated"]
 
 
 def test_a_check_opens_every_page(playwright: Path, hostile_run: Path, tmp_path: Path) -> None:

@@ -61,7 +61,8 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     assert "".join(turn["tokens"]) == KEPT == turn["observation"]
     assert turn["logprobs"] == [-0.5] * len(turn["tokens"]) and len(turn["versions"]) > 3
     run = asked("api/overview").json()["runs"][0]
-    assert run["name"] == "<b>run" and run["records"] == 7 and HOSTILE not in json.dumps(run)
+    assert run["evaluations"][0]["em_by_set"] == {KEPT: 0.25}
+    assert run["name"] == "<b>run" and run["records"] == 8 and HOSTILE not in json.dumps(run)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import pytest
 
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import (
-    Delivered,
     GroupDropped,
     LearnerResumed,
     Leased,
@@ -45,9 +44,6 @@ def leased(at: float, number: int, actor: str = "actor") -> Leased:
 
 def delivered(at: float, number: int, *turns: tuple[float, float, float]) -> list[Record]:
     """A group, opened and delivered: turns from, to, and the seconds of their searches."""
-    opened, found = delivery(number)
-    assert isinstance(found, Delivered)
-    lease = msgspec.structs.replace(opened, now=START)  # type: ignore[type-var]
     like = trajectory_for(_lease(number), "actor", 1.0).turns[0]
     played = tuple(
         msgspec.structs.replace(
@@ -59,8 +55,11 @@ def delivered(at: float, number: int, *turns: tuple[float, float, float]) -> lis
         for begin, end, seconds in turns
     )
     sequences = (TokenSequence(like.action_tokens, played),)
-    (_, told) = delivery(number, sequences=sequences)
-    return [lease, msgspec.structs.replace(told, now=at)]  # type: ignore[type-var]
+    opened, told = delivery(number, sequences=sequences)
+    return [
+        msgspec.structs.replace(opened, now=START),  # type: ignore[type-var]
+        msgspec.structs.replace(told, now=at),  # type: ignore[type-var]
+    ]
 
 
 def _lease(number: int) -> Lease:
