@@ -127,7 +127,8 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "SELECT step, at, result FROM evaluations WHERE run = ? ORDER BY step", (number,)
     )
     events = index.rows(
-        "SELECT at, step, kind, said FROM events WHERE run = ? ORDER BY number DESC LIMIT ?",
+        "SELECT at, step, kind, said FROM events WHERE run = ? AND kind != 'group' "
+        "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
     return {

@@ -11,12 +11,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from learner.health.rules import Announcer
 from replay.codec import WireTrajectory, decode_wire
 from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
 from replay.protocol import CodecError
 from replay.trajectory import Question
+from scripts.runs.view import spans
 from scripts.runs.view.following import Follower, Placed
+from scripts.runs.view.lanes import LATEST, Lanes, Span
 from scripts.terminal import clean
 
 BATCH = 2000  # records between two looks at who else wants the database
@@ -27,22 +30,24 @@ CREATE TABLE rollouts (
     group_id INTEGER, sibling INTEGER, actor TEXT, question_id TEXT, hops INTEGER, question TEXT,
     expected TEXT, answer TEXT, searched TEXT, reward REAL, searches INTEGER, turns INTEGER,
     tokens INTEGER, malformed INTEGER, sequences INTEGER, stop TEXT, oldest INTEGER,
-    newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER
+    newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER, begun REAL
 );
 CREATE INDEX by_number ON rollouts (run, number);
 CREATE INDEX by_group ON rollouts (run, group_id);
 CREATE INDEX by_question ON rollouts (run, question_id);
 CREATE INDEX by_step ON rollouts (run, step);
+CREATE INDEX by_time ON rollouts (run, at, begun, actor);
 CREATE TABLE gauges (run INTEGER, name TEXT, step INTEGER, value REAL,
     PRIMARY KEY (run, name, step)) WITHOUT ROWID;
 CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
     PRIMARY KEY (run, step));
 CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
+CREATE INDEX by_hour ON events (run, at);
 """
 SHOWN = (
     "run", "number", "at", "kind", "group_id", "sibling", "question_id", "hops", "question",
     "expected", "answer", "reward", "searches", "turns", "tokens", "malformed", "sequences",
-    "stop", "oldest", "newest", "step", "staleness", "fate", "gone",
+    "stop", "oldest", "newest", "step", "staleness", "fate", "gone", "begun", "actor",
 )  # fmt: skip
 SORTED_BY = (
     "number", "reward", "searches", "turns", "tokens", "malformed", "step", "staleness", "question",
@@ -62,6 +67,9 @@ class Told:
     first: float = 0.0
     last: float = 0.0
     opened: dict[int, facts.GroupOpened] = field(default_factory=dict)  # groups of open fate
+    lanes: Lanes = field(default_factory=Lanes)
+    longest: float = 0.0  # span of a lane
+    announcer: Announcer = field(default_factory=Announcer)
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,8 @@ class Wanted:
     group: int = -1
     steps: tuple[int, int] | None = None  # trained in one of these
     reward: tuple[float, float] | None = None
+    actor: str = ""
+    times: tuple[float, float] | None = None  # under way in this span
     sort: str = "number"
     descending: bool = True
 
@@ -87,7 +97,7 @@ class Index:
         self.runs = [Told(run, Follower(run / FILE_NAME)) for run in runs]
         self._lock = threading.Lock()
         self._base = sqlite3.connect(file, check_same_thread=False)
-        self._base.executescript(_TABLES)
+        self._base.executescript(_TABLES + spans.TABLES)
         self._base.execute("PRAGMA synchronous = OFF")
 
     def close(self) -> None:
@@ -120,12 +130,20 @@ class Index:
                 self._take(run, told, placed)
         except OverflowError as error:  # a number that no run has
             told.follower.damage = f"{told.path / FILE_NAME}: record {placed.number}: {error}"
+        ended, told.lanes.found = told.lanes.found, []
+        told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
+        spans.keep(self._base, run, ended)
         return count
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""
         with self._lock:
             return self._base.execute(statement, tuple(values)).fetchall()
+
+    def under_way(self, run: int) -> list[Span]:
+        """Return the spans of a run's lanes that have not ended."""
+        with self._lock:
+            return self.runs[run].lanes.under_way()
 
     def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many rollouts are wanted, and some of them."""
@@ -143,8 +161,12 @@ class Index:
 
     def _take(self, run: int, told: Told, placed: Placed) -> None:
         record = placed.record
-        told.records, told.last = told.records + 1, record.now
+        if not 0 <= record.now <= LATEST:
+            raise OverflowError(f"{record.now} is no time")
+        told.records, told.last = told.records + 1, max(told.last, record.now)
         told.first = told.first or record.now
+        if not isinstance(record, facts.Delivered):
+            told.lanes.take(record)
         match record:
             case facts.GroupOpened():
                 told.opened[record.group_id] = record
@@ -158,8 +180,9 @@ class Index:
                     "UPDATE rollouts SET fate = ? WHERE run = ? AND group_id = ?",
                     (_short(f"dropped: {record.cause}"), run, record.group_id),
                 )
+                self._event(run, told, placed)
             case facts.Reported():
-                self._gauges(run, record.step, record.gauges)
+                self._report(run, told, placed, record)
             case facts.EvaluationFinished():
                 self._evaluation(run, told, record)
             case _:
@@ -182,6 +205,7 @@ class Index:
             wire.stop_reason.value if wire else "", summary.oldest_version,
             summary.newest_version, evaluation if summary.kind == "eval" else None, None,
             "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
+            told.lanes.deliver(record, wire),
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
@@ -197,6 +221,19 @@ class Index:
         )
         self._gauges(run, record.step, record.gauges)
 
+    def _report(self, run: int, told: Told, placed: Placed, record: facts.Reported) -> None:
+        self._gauges(run, record.step, record.gauges)
+        published = told.lanes.report(record.now, record.gauges)
+        self._step(run, placed, record.step, published)
+        for line in told.announcer.lines(record.step, record.gauges):
+            self._say(run, told, placed, ("sentinel", line))
+
+    def _step(self, run: int, placed: Placed, step: int, published: bool) -> None:
+        self._base.execute(
+            "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+            (run, placed.number, placed.record.now, step, int(published)),
+        )
+
     def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
@@ -210,6 +247,7 @@ class Index:
             del told.opened[group]
         names = ("em", "sampled_em", "em_by_hops", "questions", "searches")
         shown = {name: getattr(result, name) for name in names}
+        shown["em_by_set"] = {clean(name): each.em for name, each in result.sets.items()}
         self._base.execute(
             "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
             (run, result.step, record.now, json.dumps(shown)),
@@ -221,12 +259,16 @@ class Index:
             told.stopped = clean(record.cause)
         elif isinstance(record, (facts.RunResumed, facts.ReplayRestarted)):
             told.stopped = "" if isinstance(record, facts.RunResumed) else told.stopped
-        if (said := _said(record)) is None:
-            return
+        elif isinstance(record, facts.LearnerResumed):
+            self._step(run, placed, record.step, True)
+        if (said := _said(record)) is not None:
+            self._say(run, told, placed, said)
+
+    def _say(self, run: int, told: Told, placed: Placed, said: tuple[str, str]) -> None:
         kind, text = said
         self._base.execute(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
-            (run, placed.number, record.now, told.step, kind, _short(text)),
+            (run, placed.number, placed.record.now, told.step, kind, _short(text)),
         )
 
 
@@ -249,6 +291,8 @@ def _said(record: facts.Record) -> tuple[str, str] | None:
             return "actor", f"{record.actor_id} has left: {record.cause}"
         case facts.StepsCommitted():
             return "checkpoint", f"checkpoint of step {record.step}"
+        case facts.GroupDropped():
+            return "group", f"group {record.group_id} is dropped: {record.cause}"
         case facts.QuestionRetired():
             return "drop", f"question {record.question_id} is asked no more"
         case facts.LeaseReturned():
@@ -265,6 +309,7 @@ def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
     for column, value, none in (
         ("run", wanted.run, -1), ("kind", wanted.kind, ""), ("stop", wanted.stop, ""),
         ("question_id", wanted.question, ""), ("group_id", wanted.group, -1),
+        ("actor", wanted.actor, ""),
     ):  # fmt: skip
         if value != none:
             parts.append(f"{column} = ?")
@@ -273,6 +318,9 @@ def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
         if span is not None:
             parts.append(f"{column} BETWEEN ? AND ?")
             values.extend(span)
+    if wanted.times is not None:
+        parts.append("at >= ? AND begun <= ?")
+        values.extend(wanted.times)
     if wanted.text:
         parts.append("instr(searched, ?)")
         values.append(wanted.text.lower())

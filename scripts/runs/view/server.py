@@ -6,6 +6,7 @@ another user of this machine or a page of the web, is answered with 404. Nothing
 
 import asyncio
 import json
+import math
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -23,6 +24,8 @@ from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.runs.view import answers
 from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.lanes import LATEST
+from scripts.runs.view.timeline import timeline
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
@@ -102,6 +105,9 @@ def application(index: Index, following: Following, key: str) -> Starlette:
         "overview": lambda _: answers.overview(index),
         "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
         "health": lambda _: answers.health(index),
+        "timeline": lambda given: timeline(
+            index, int(given.get("run") or 0), *_span(given, "time", float)
+        ),
         "rollouts": lambda given: rollouts(index, given),
         "rollout": lambda given: answers.rollout(
             index, int(given.get("run", 0)), int(given.get("number", 0))
@@ -115,11 +121,11 @@ def application(index: Index, following: Following, key: str) -> Starlette:
 def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
     """Some of the rollouts that are asked for. Raises ValueError for a number that is none."""
 
-    def span(name: str, kind: Callable[[str], Any]) -> tuple[Any, Any] | None:
-        first, last = given.get(f"{name}_from", ""), given.get(f"{name}_to", "")
-        if not first and not last:
+    def span(name: str, kind: Callable[[str], Any], most: float = 1e9) -> tuple[Any, Any] | None:
+        first, last = _span(given, name, kind)
+        if first is None and last is None:
             return None
-        return kind(first or "-1e9"), kind(last or "1e9")
+        return -most if first is None else first, most if last is None else last
 
     wanted = Wanted(
         run=int(given.get("run") or -1),
@@ -130,12 +136,23 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         group=int(given.get("group") or -1),
         steps=span("step", lambda text: int(float(text))),
         reward=span("reward", float),
+        actor=given.get("actor", ""),
+        times=span("time", float, LATEST),
         sort=given.get("sort", "number"),
         descending=given.get("descending", "1") == "1",
     )
     most = min(MOST_ROWS, max(0, int(given.get("most") or 100)))
     count, rows = index.rollouts(wanted, max(0, int(given.get("begin") or 0)), most)
     return {"count": count, "rows": rows}
+
+
+def _span(given: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> tuple[Any, Any]:
+    """The two ends that are asked for; None: open. Raises ValueError."""
+    ends = [given.get(f"{name}_{end}", "") for end in ("from", "to")]
+    first, last = (kind(end) if end else None for end in ends)
+    if math.isnan(first or 0) or math.isnan(last or 0):
+        raise ValueError(f"{name}: cannot convert float NaN to a time")
+    return first, last
 
 
 def listener(port: int) -> socket.socket:

@@ -1,4 +1,6 @@
-"""A run's pages: overview, rollouts, health; from a server on the loopback, or in one file."""
+"""A run's pages: overview, rollouts, health, time line; from a server on the loopback, or in one
+file.
+"""
 
 import secrets
 import signal
@@ -11,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.load import ConfigError
-from configs.runtime.files import replacing
+from configs.runtime.files import replacing, write_json
+from configs.runtime.process import Exit
 from replay.log.format import Segment, read_header
 from replay.log.segments import opened
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
+from scripts.runs.view.check import browser, check
 from scripts.runs.view.export import page
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import Following, Server, listener
@@ -33,24 +37,26 @@ class ViewOptions(Options):
     rollouts: int | None = option(
         f"with --export: so many of the newest, of all runs ({_NEWEST})", metavar="N", least=0
     )
+    check: bool = option(
+        "open every page in a headless browser, say what was wrong, and end", default=False
+    )
+    json: Path | None = option("with --check: write what was found there", metavar="FILE")
 
 
-def view(options: ViewOptions) -> None:
-    """Serve the pages until interrupted, or write them into a file. Raises ConfigError, LogError,
-    OSError.
+def view(options: ViewOptions) -> int:
+    """Serve the pages until interrupted, write them into a file, or check them: failed where they
+    complain or ask elsewhere. Raises ConfigError, LogError, OSError.
     """
     runs = list(dict.fromkeys(options.runs))
-    if options.rollouts is not None and not options.export:
-        raise ConfigError(
-            f"--rollouts {options.rollouts}: pages that are served show all rollouts: leave it "
-            "out, or name a file with --export"
-        )
+    _refuse(options)
     for run in runs:
         _require(run)
     if options.export:
         most = _NEWEST if options.rollouts is None else options.rollouts
         _export(runs, options.export, most)
-        return
+        return Exit.DONE
+    if options.check:
+        return _check(runs, options.json)
     with listener(options.port) as found, _index(runs) as index:
         following, key = Following(index), secrets.token_urlsafe(_KEY_BYTES)
         print(f"http://127.0.0.1:{found.getsockname()[1]}/{key}/", flush=True)
@@ -62,6 +68,43 @@ def view(options: ViewOptions) -> None:
             pass
         finally:
             following.stop()
+    return Exit.DONE
+
+
+def _refuse(options: ViewOptions) -> None:
+    """Raise ConfigError where options do not go together."""
+    if options.rollouts is not None and not options.export:
+        raise ConfigError(
+            f"--rollouts {options.rollouts}: pages that are served show all rollouts: leave it "
+            "out, or name a file with --export"
+        )
+    if options.check and options.export:
+        raise ConfigError("--check --export: pages in a file are not checked: leave one out")
+    if options.json and not options.check:
+        raise ConfigError(
+            f"--json {str(options.json)!r}: it is what --check finds: give that too, or leave it "
+            "out"
+        )
+
+
+def _check(runs: Sequence[Path], file: Path | None) -> int:
+    with browser() as opened, _index(runs) as index:
+        with status(", ".join(reading(log_of(run)) for run in runs)):
+            index.catch_up(threading.Event())
+        found = check(index, secrets.token_urlsafe(_KEY_BYTES), opened)
+    _tell_damage(index)
+    if file:
+        write_json(file, found)
+    for said in found["console_errors"]:
+        print(f"view: {clean(said)}", file=sys.stderr)
+    for address in found["foreign_requests"]:
+        print(f"view: asked elsewhere: {clean(address)}", file=sys.stderr)
+    wrong = len(found["console_errors"]) + len(found["foreign_requests"])
+    print(
+        f"{len(found['pages'])} pages, {found['rows']:,} rollouts, first paint "
+        f"{found['first_paint_s']} s: {wrong or 'no'} fault{'' if wrong == 1 else 's'}"
+    )
+    return Exit.FAILED if wrong else Exit.DONE
 
 
 def _export(runs: Sequence[Path], file: Path, most: int) -> None:
@@ -70,12 +113,16 @@ def _export(runs: Sequence[Path], file: Path, most: int) -> None:
     with _index(runs) as index, status(", ".join(reading(log_of(run)) for run in runs)):
         index.catch_up(threading.Event())
         text = page(index, most)
-    for told in index.runs:
-        if told.follower.damage:
-            print(f"view: told up to here: {clean(told.follower.damage)}", file=sys.stderr)
+    _tell_damage(index)
     with replacing(file, durable=False) as draft:
         draft.write_text(text, encoding="utf-8")
     print(clean(str(file)))
+
+
+def _tell_damage(index: Index) -> None:
+    for told in index.runs:
+        if told.follower.damage:
+            print(f"view: told up to here: {clean(told.follower.damage)}", file=sys.stderr)
 
 
 def _require(run: Path) -> None:

@@ -4,12 +4,13 @@ It prints what was seen as JSON; before it waits for a live update, a line `wait
 """
 
 import json
+import re
 import sys
 from typing import Any
 
 from playwright.sync_api import Page, expect, sync_playwright
 
-PAGES = ("overview", "rollouts", "health")
+PAGES = ("overview", "rollouts", "health", "timeline")
 
 
 def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
@@ -29,6 +30,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     page.wait_for_selector("main[data-page=overview] figure")
     page.wait_for_timeout(300)
     seen["charts"] = page.locator("figure canvas").count()
+    seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")
@@ -46,7 +48,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     page.keyboard.press("/")
     page.keyboard.type("script")
     expect(page.locator(".table p")).to_have_text("3 rollouts", timeout=30_000)
-    page.wait_for_timeout(300)
+    expect(page).to_have_url(re.compile("text=script"))
     seen["address"] = page.url.partition("#")[2]
     page.locator(".view").focus()
     page.keyboard.press("End")
@@ -61,6 +63,49 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["question"] = page.locator(".detail h2").inner_text()
     seen["action"] = page.locator(".action").first.inner_text()
     seen["scripts"] = page.locator("script").count()
+    return seen | look_at_time(page, url, wait_for_news)
+
+
+def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
+    """Look closer at the time line, by wheel and keys; go to the rollouts of a time by both."""
+    page.goto(f"{url}#timeline")
+    page.wait_for_selector(".lanes canvas")
+    whole = page.locator(".range")
+    if wait_for_news:
+        before = whole.inner_text()
+        print("waiting", flush=True)
+        expect(whole).not_to_have_text(before, timeout=30_000)
+    seen: dict[str, Any] = {"lanes": page.locator(".lane strong").all_inner_texts()}
+    box = page.locator(".lanes canvas").nth(1).bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -300)
+    expect(page).to_have_url(re.compile("time_from="))
+    expect(whole).not_to_contain_text("the whole run")
+    before = whole.inner_text()
+    page.mouse.down()
+    page.mouse.move(x + 60, y, steps=3)
+    page.mouse.up()
+    expect(whole).not_to_have_text(before)
+    page.locator(".lanes").focus()
+    page.keyboard.press("0")
+    expect(whole).to_contain_text("the whole run")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowDown")
+    seen["pointed"] = page.locator(".readout").inner_text()
+    page.mouse.click(x, y)
+    page.wait_for_selector("main[data-page=rollouts] .row.head")
+    seen["clicked"] = page.url.partition("#")[2]
+    expect(page.locator(".table p")).to_have_text(re.compile("rollouts"))
+    seen["of_time"] = page.locator(".table p").inner_text()
+    page.go_back()
+    page.wait_for_selector(".lanes canvas")
+    page.locator(".lanes").focus()
+    for key in ("ArrowDown", "+", "Shift+ArrowRight", "Enter"):
+        page.keyboard.press(key)
+    page.wait_for_selector("main[data-page=rollouts] .row.head")
+    seen["entered"] = page.url.partition("#")[2]
     return seen
 
 

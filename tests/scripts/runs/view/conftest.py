@@ -13,9 +13,9 @@ from configs.load import save
 from configs.schema import Config, ModelConfig
 from replay.codec import encode_trajectory
 from replay.log.event_log import FILE_NAME, EventLog
-from replay.log.records import Delivered, GroupOpened, Record, RunStarted
+from replay.log.records import Delivered, EvaluationFinished, GroupOpened, Record, RunStarted
 from replay.log.summary import summarise
-from replay.protocol import Lease
+from replay.protocol import EvalResult, Lease, SetResult
 from replay.trajectory import Question, Sampling, Search, TokenSequence
 from scripts.runs.view.index import Index
 from tests.replay.conftest import trajectory_for
@@ -82,5 +82,10 @@ def hostile_run(tmp_path: Path, bpe_tokenizer: Any) -> Path:
         log.append([RunStarted(1.0, 0, as_text(config))])
         for number in range(1, 4):
             log.append(delivery(number, HOSTILE, bpe_tokenizer))
+        sets = {HOSTILE: SetResult(3, 0.25, None, 1.0)}
+        hops = {"1": 0.75, "2": 0.25}
+        log.append([
+            EvaluationFinished(2.0, EvalResult(0, 3, 0.5, None, hops, {}, 1.0, 0, 0, sets=sets))
+        ])  # fmt: skip
         log.sync()
     return run

@@ -1,5 +1,6 @@
 """The index has each rollout, gauge, evaluation and event once, and answers selections of them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from replay.log.records import (
     StepsCommitted,
     Stopped,
 )
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, SetResult
 from scripts.runs.view.index import Index, Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view import conftest
@@ -37,7 +38,8 @@ def run(tmp_path: Path) -> Path:
     """Five rollouts, of which two trained step 7, one was dropped, and one is huge."""
     folder = tmp_path / "run"
     folder.mkdir()
-    result = EvalResult(7, 10, 0.5, None, {"1": 0.5}, {}, 1.5, 7, 7)
+    sets = {"nq\x1b": SetResult(10, 0.5, None, 1.5)}
+    result = EvalResult(7, 10, 0.5, None, {"1": 0.5}, {}, 1.5, 7, 7, sets=sets)
     with EventLog.create(folder / "events.log") as log:
         log.append([RunStarted(1.0, 0, "")])
         for number, reward in enumerate((0.0, 0.25, 0.5, None, 1.0), 1):
@@ -95,10 +97,12 @@ def test_gauges_evaluations_and_events_are_kept(index_of: Callable[..., Index], 
     assert gauges == [
         ("actor/reward", 7, 0.5), ("learner/loss", 7, None), ("replay/staleness", 7, 1.0),
     ]  # fmt: skip
-    assert index.rows("SELECT step FROM evaluations") == [(7,)]
+    ((step, result),) = index.rows("SELECT step, result FROM evaluations")
+    assert step == 7 and json.loads(result)["em_by_set"] == {"nq": 0.5}
     events = index.rows("SELECT kind, step, said FROM events ORDER BY number")
     assert events == [
         ("start", 0, "the run starts"),
+        ("group", 7, "group 3 is dropped: no_signal"),
         ("checkpoint", 7, "checkpoint of step 7"),
         ("actor", 7, "actor has left: died [31m"),
         ("stop", 7, "the run stops: completed"),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from configs.runtime.process import REPOSITORY
+from replay.log.records import Leased, StepsCommitted
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import BUILT, Following, Server, listener
 from tests.scripts.conftest import RecordedRun
@@ -49,9 +50,8 @@ def kept(name: str, make: Callable[[Path], None]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def look() -> Callable[[str], "subprocess.Popen[str]"]:
-    """look(url): a browser that looks at the pages there."""
-    chromium = program("chromium", "chromium")
+def playwright() -> Path:
+    """The Python of an environment with Playwright alone."""
 
     def make(draft: Path) -> None:
         run(sys.executable, "-m", "venv", "--without-pip", draft)
@@ -59,11 +59,17 @@ def look() -> Callable[[str], "subprocess.Popen[str]"]:
         run(sys.executable, *pip, "--no-compile", *PINS)
 
     digest = blake2s(repr((PINS, sys.version)).encode(), digest_size=8).hexdigest()
-    python = kept(f"playwright-{digest}", make) / "bin" / "python"
+    return kept(f"playwright-{digest}", make) / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def look(playwright: Path) -> Callable[[str], "subprocess.Popen[str]"]:
+    """look(url): a browser that looks at the pages there."""
+    chromium = program("chromium", "chromium")
     script = Path(__file__).with_name("browser.py")
 
     def started(url: str) -> "subprocess.Popen[str]":
-        words = [str(python), str(script), chromium, url]
+        words = [str(playwright), str(script), chromium, url]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return started
@@ -77,7 +83,7 @@ def served(
     recorded_run.train(0)
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
     for number in range(1000, 1300):
-        recorded_run.append(*delivery(number))
+        recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
     index = index_of(recorded_run.path, hostile_run)
     following = Following(index)
     server = Server(index, following, KEY)
@@ -104,6 +110,11 @@ def seen(browser: "subprocess.Popen[str]") -> dict[str, Any]:
         assert page["readout"].startswith('turn 1, token 1 "<"') and "version 0" in page["readout"]
         assert "probability 0.6065, log -0.5" in page["readout"] != page["further"]
         assert "text=script" in page["address"]
+        assert page["lanes"][:1] == ["events"] and page["lanes"][-4:-1] == [
+            "learner", "replay", "versions",
+        ]  # fmt: skip
+        for way_there in ("clicked", "entered"):
+            assert re.match(r"rollouts\?run=0&time_from=\d.*&time_to=\d", page[way_there])
     return found
 
 
@@ -113,7 +124,11 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     browser = look(served)
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.train(1)
+    assert browser.stdout.readline() == "waiting\n"
+    recorded_run.append(StepsCommitted(2.5, 1, 1))
     found = seen(browser)["light"]
+    assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
+    assert found["of_time"] == "300 rollouts" and "between 300" in found["pointed"]
     assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2
     assert found["count"].endswith(" rollouts") and found["scripts"] == 1
     assert 4 < found["drawn"] < 100  # of some 310
@@ -126,6 +141,20 @@ def test_so_is_a_file(look: Callable[[str], Any], hostile_run: Path, tmp_path: P
     run(sys.executable, *words, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     found = seen(look(f"file://{file}"))["light"]
     assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts"
+    for curve in ("EM", "1 hop", "2 hops", KEPT.split()[0]):
+        assert curve in found["evaluated"]
+
+
+def test_a_check_opens_every_page(playwright: Path, hostile_run: Path, tmp_path: Path) -> None:
+    program("chromium", "chromium")
+    (packages,) = playwright.parent.parent.glob("lib/*/site-packages")
+    words = ("-m", "scripts.cli", "view", hostile_run, "--check", "--json", tmp_path / "found.json")
+    places = os.pathsep.join((str(REPOSITORY), str(packages)))
+    said = run(sys.executable, *words, env=os.environ | {"PYTHONPATH": places})
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert list(found["pages"]) == ["overview", "rollouts", "health", "timeline"]
+    assert found["console_errors"] == [] == found["foreign_requests"] and found["rows"] == 3
+    assert 0 < found["first_paint_s"] < 60 and said.startswith("4 pages, 3 rollouts, first paint ")
 
 
 def test_what_is_served_is_built_from_its_sources(tmp_path: Path) -> None:

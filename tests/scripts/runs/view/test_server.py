@@ -61,7 +61,8 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     assert "".join(turn["tokens"]) == KEPT == turn["observation"]
     assert turn["logprobs"] == [-0.5] * len(turn["tokens"]) and len(turn["versions"]) > 3
     run = asked("api/overview").json()["runs"][0]
-    assert run["name"] == "<b>run" and run["records"] == 7 and HOSTILE not in json.dumps(run)
+    assert run["evaluations"][0]["em_by_set"] == {KEPT: 0.25}
+    assert run["name"] == "<b>run" and run["records"] == 8 and HOSTILE not in json.dumps(run)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,8 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     [
         ("rollouts", {"most": "many"}, "invalid literal"),
         ("rollouts", {"step_from": "nan"}, "cannot convert float NaN"),
+        ("timeline", {"run": "7"}, "run 7: there is no such run"),
+        ("timeline", {"time_from": "nan"}, "time: cannot convert float NaN"),
         ("rollout", {"run": "7"}, "run 7: there is no such run"),
         ("rollout", {"run": "-1"}, "run -1: there is no such run"),
         ("rollout", {"run": "0", "number": "99"}, "record 99: there is no such rollout"),
@@ -97,6 +100,17 @@ def test_curves_and_sentinels_are_of_all_runs(
     (ess,) = [rule for rule in rules if rule["name"] == "ess"]
     assert ess["runs"][0]["fired"] == [[10, 11]] and ess["runs"][0]["bound"] == 0.8
     assert ess["runs"][0]["steps"] == list(range(12)) and ess["runs"][1]["fired"] == []
+
+
+def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:
+    whole = asked("api/timeline").json()
+    assert (whole["first"], whole["last"], whole["from"]) == (1.0, 2.0, 1.0)
+    assert whole["bins"] == 800 and len(whole["lanes"][0]["states"][0]["levels"]) == 800
+    cut = asked("api/timeline", time_from="-inf", time_to="1.5").json()
+    assert cut["from"] == 1.0 and cut["width"] == pytest.approx(0.5 / 800)
+    assert asked("api/rollouts", time_from="1.5", time_to="2.5").json()["count"] == 3
+    assert asked("api/rollouts", time_to="1.5").json()["count"] == 0
+    assert asked("api/rollouts", actor="actor").json()["count"] == 3
 
 
 def test_a_rollout_without_payload_or_tokenizer_says_so(

@@ -1,5 +1,6 @@
 """`forage view`: served until it is interrupted, written into one file, or refused in a line."""
 
+import importlib.util
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.request import urlopen
@@ -15,6 +17,7 @@ import pytest
 
 from configs.runtime.process import REPOSITORY
 from scripts import cli
+from scripts.runs.view import view
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import HOSTILE, KEPT
 
@@ -66,6 +69,10 @@ def test_a_file_holds_all_and_asks_nobody(
     assert data["rollouts"]["rows"][0]["question"] == KEPT and HOSTILE not in page.data
     turn = data["details"][f"0/{data['rollouts']['rows'][0]['number']}"]["sequences"][0]["turns"][0]
     assert "".join(turn["tokens"]) == KEPT
+    (found,) = data["timelines"]
+    assert found["bins"] > 800 and [lane["kind"] for lane in found["lanes"]] == [
+        "learner", "replay",
+    ]  # fmt: skip
 
 
 def test_a_bound_on_pages_that_show_all_is_refused(
@@ -73,6 +80,52 @@ def test_a_bound_on_pages_that_show_all_is_refused(
 ) -> None:
     assert cli.main(["view", str(hostile_run), "--rollouts", "2"]) == 2
     assert "--rollouts 2: pages that are served show all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--json", "x.json"], "--json 'x.json': it is what --check finds"),
+        (["--check", "--export", "x.html"], "--check --export: pages in a file are not checked"),
+        (["--check"], "by Playwright, which is not installed here: "),
+    ],
+)
+def test_a_check_that_cannot_be_is_refused(
+    hostile_run: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    complaint: str,
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *_: None if name == "playwright" else found(name)
+    )
+    assert cli.main(["view", str(hostile_run), *words]) == 2
+    said = capsys.readouterr().err
+    assert complaint in said and said.count("\n") == 1
+
+
+def test_a_check_that_finds_faults_has_failed(
+    hostile_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = {
+        "pages": {},
+        "console_errors": ["health: no \x1b[31m"],
+        "foreign_requests": ["http://elsewhere/"],
+        "first_paint_s": None,
+        "rows": 3,
+    }
+    monkeypatch.setattr(view, "browser", lambda: nullcontext(None))
+    monkeypatch.setattr(view, "check", lambda *_: told)
+    file = tmp_path / "found.json"
+    assert cli.main(["view", str(hostile_run), "--check", "--json", str(file)]) == 1
+    said = capsys.readouterr()
+    assert "view: health: no [31m\nview: asked elsewhere: http://elsewhere/\n" in said.err
+    assert said.out.endswith(": 2 faults\n") and json.loads(file.read_text()) == told
 
 
 def test_a_damaged_log_is_told_up_to_there(

@@ -19,7 +19,8 @@ export interface Options {
 const HEIGHT = 170;
 const drawn: { chart: uPlot; place: HTMLElement }[] = [];
 
-function colour(name: string): string {
+/** The value of a colour of the style sheet. */
+export function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 

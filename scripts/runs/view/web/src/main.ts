@@ -7,11 +7,13 @@ import * as health from "./health";
 import * as overview from "./overview";
 import * as rollouts from "./rollouts";
 import { follow, isFile, type Asked } from "./source";
+import * as timeline from "./timeline";
 
 const PAGES: Record<string, { title: string; page: (asked: Asked) => Promise<HTMLElement>; live: boolean }> = {
   overview: { title: "Overview", page: overview.page, live: true },
   rollouts: { title: "Rollouts", page: rollouts.page, live: false },
   health: { title: "Health", page: health.page, live: true },
+  timeline: { title: "Timeline", page: timeline.page, live: false },
 };
 const LIVE_MS = 3000; // the least between two drawings of a page that is live
 

@@ -20,7 +20,7 @@ const PANELS: Panel[] = [
   { title: "Loss", gauges: ["learner/loss"] },
   { title: "Entropy", gauges: ["learner/entropy"] },
 ];
-const MARKED = ["restart", "checkpoint", "stop"];
+const MARKED = ["restart", "checkpoint", "stop", "sentinel"];
 let chosen = "";
 
 /** The page. */
@@ -88,10 +88,15 @@ function exactMatch(run: source.Run, number: number, all: source.Run[]): Line[] 
   const found = [line("EM", run.evaluations.map((each) => each.em), number)];
   const hops = new Set(run.evaluations.flatMap((each) => Object.keys(each.em_by_hops)));
   hops.delete("0");
+  const sets = new Set(run.evaluations.flatMap((each) => Object.keys(each.em_by_set)));
   if (all.length === 1) {
     [...hops].sort().forEach((hop, place) => {
       const values = run.evaluations.map((each) => each.em_by_hops[hop] ?? null);
       found.push(line(hop === "1" ? "1 hop" : `${hop} hops`, values, place + 1));
+    });
+    [...sets].sort().forEach((set, place) => {
+      const values = run.evaluations.map((each) => each.em_by_set[set] ?? null);
+      found.push(line(set, values, hops.size + place + 1, true));
     });
   }
   if (run.evaluations.some((each) => each.sampled_em !== null)) {

@@ -1,6 +1,7 @@
 // The rollouts of all runs: filters, a table of which only what is seen is drawn, one rollout.
 
 import { h, short } from "./dom";
+import { clock } from "./lanes";
 import { shown } from "./rollout";
 import * as source from "./source";
 
@@ -68,6 +69,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     input("reward_to", "to", "number"),
     input("question", "Question's id", "search"),
     h("button", { type: "button", onclick: () => { location.hash = "#rollouts"; } }, "Clear"),
+    asked.time_from || asked.actor ? h("span", { class: "soft" }, ofTime(asked)) : null,
   );
   let waiting = 0;
   form.addEventListener("input", () => {
@@ -82,8 +84,16 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
 
 /** What an address asks for beside the filters. */
 function kept(asked: source.Asked): source.Asked {
-  const names = ["group"];
+  const names = ["group", "actor", "time_from", "time_to"];
   return Object.fromEntries(Object.entries(asked).filter(([name]) => names.includes(name)));
+}
+
+/** The actor and the time that an address asks for, in words. */
+function ofTime(asked: source.Asked): string {
+  const [from, to] = [Number(asked.time_from), Number(asked.time_to)];
+  const exact = Math.min((to - from) / 100, 1);
+  const time = from && to ? `under way from ${clock(from, exact)} to ${clock(to, exact)}` : "";
+  return [time, asked.actor ? `of ${asked.actor}` : ""].filter(Boolean).join(" ");
 }
 
 /** A table that asks for the rows that are seen, and draws no others. */

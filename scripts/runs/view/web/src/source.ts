@@ -6,6 +6,7 @@ export interface Evaluation {
   em: number;
   sampled_em: number | null;
   em_by_hops: Record<string, number>;
+  em_by_set: Record<string, number>;
   questions: number;
   searches: number;
 }
@@ -33,7 +34,7 @@ export interface Row {
   question_id: string; hops: number; question: string; expected: string; answer: string;
   reward: number | null; searches: number; turns: number; tokens: number; malformed: number;
   sequences: number; stop: string; oldest: number; newest: number; step: number | null;
-  staleness: number | null; fate: string; gone: number;
+  staleness: number | null; fate: string; gone: number; begun: number; actor: string;
 }
 export interface Turn {
   tokens: string[]; logprobs: (number | null)[]; versions: number[]; observation: string;
@@ -45,11 +46,21 @@ export interface Detail {
   timings: Record<string, number>; actor: string; attempt: number;
   sequences: { name: string; prompt: string; turns: Turn[] }[];
 }
+export interface Lane {
+  kind: "actor" | "learner" | "replay"; name: string; others?: number; busy: number;
+  states: { name: string; mean: number; levels: number[] }[];
+}
+export interface Timeline {
+  run: number; first: number; last: number; from: number; width: number; bins: number;
+  lanes: Lane[]; versions: [number, number][];
+  marks: { at: number; kind: string; count: number; said: string }[];
+}
 export interface Rows { count: number; rows: Row[] }
 export type Asked = Record<string, string>;
 
 interface Embedded {
   overview: Overview; curves: Curves; health: { rules: Rule[] }; rollouts: Rows;
+  timelines: Timeline[];
   details: Record<string, Detail>;
 }
 
@@ -76,6 +87,12 @@ export async function curves(names: string[]): Promise<Curves> {
 
 export async function health(): Promise<Rule[]> {
   return (embedded ? embedded.health : await get<{ rules: Rule[] }>("health")).rules;
+}
+
+export async function timeline(run: number, time: { from: number; to: number } | null): Promise<Timeline> {
+  if (embedded) return time ? within(embedded.timelines[run]!, time) : joined(embedded.timelines[run]!);
+  const ends: Asked = time ? { time_from: String(time.from), time_to: String(time.to) } : {};
+  return get<Timeline>("timeline", { run: String(run), ...ends });
 }
 
 export async function rollouts(asked: Asked, begin: number, most: number): Promise<Rows> {
@@ -107,6 +124,38 @@ function queries(row: Row): string[] {
   return turns?.flatMap((turn) => turn.searches.map((each) => each.query)) ?? [];
 }
 
+const MOST_BINS = 800; // of a lane that is drawn
+const BUSY = { actor: ["generate", "search"], learner: ["train", "publish"], replay: ["ready"] };
+
+/** The bins of a file that lie between two times. */
+function within(all: Timeline, time: { from: number; to: number }): Timeline {
+  const first = Math.max(0, Math.floor((time.from - all.from) / all.width));
+  const end = Math.min(all.bins, Math.max(first + 1, Math.ceil((time.to - all.from) / all.width)));
+  const from = all.from + first * all.width;
+  const lanes = all.lanes.map((lane) => ({
+    ...lane, states: lane.states.map((state) => ({ ...state, levels: state.levels.slice(first, end) })),
+  }));
+  return joined({ ...all, from, bins: end - first, lanes });
+}
+
+/** As many bins as can be seen, with the means over them. */
+function joined(all: Timeline): Timeline {
+  const times = Math.ceil(all.bins / MOST_BINS);
+  const bins = Math.floor(all.bins / times);
+  const mean = (values: number[]): number => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
+  const lanes = all.lanes.map((lane) => {
+    const states = lane.states.map(({ name, levels }) => ({
+      name,
+      mean: mean(levels),
+      levels: Array.from({ length: bins }, (_, n) => mean(levels.slice(n * times, (n + 1) * times))),
+    }));
+    const works = lane.states.filter(({ name }) => BUSY[lane.kind].includes(name));
+    const busy = Array.from({ length: all.bins }, (_, n) => Math.min(1, works.reduce((sum, { levels }) => sum + levels[n]!, 0)));
+    return { ...lane, states, busy: mean(busy) };
+  });
+  return { ...all, bins, width: all.width * times, lanes };
+}
+
 /** The server's own selection, of the rows that a file has. */
 function matching(rows: Row[], asked: Asked): Row[] {
   const words = (asked.text ?? "").toLowerCase();
@@ -122,6 +171,9 @@ function matching(rows: Row[], asked: Asked): Row[] {
       (!asked.stop || row.stop === asked.stop) &&
       (!asked.question || row.question_id === asked.question) &&
       (!asked.group || row.group_id === Number(asked.group)) &&
+      (!asked.actor || row.actor === asked.actor) &&
+      (!asked.time_from || row.at >= Number(asked.time_from)) &&
+      (!asked.time_to || row.begun <= Number(asked.time_to)) &&
       within(row.step, "step") &&
       within(row.reward, "reward") &&
       [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),

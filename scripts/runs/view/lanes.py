@@ -1,0 +1,193 @@
+"""The lanes of a run's time: what actors, learner and replay did when, as its records tell.
+
+A lease is held from `Leased` to its delivery; in it the stamps of its turns say when the policy
+wrote, and the seconds of its searches for how long it waited for them. A lease that ended without a
+trajectory, or whose tokens were compacted away, is `untold`. The learner's spans end where it
+reports a step, and last as long as its gauges say. Stamps of other machines' clocks are cut to the
+lease that they lie in.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from replay.codec import WireTrajectory
+from replay.log import records as facts
+
+STATES = (
+    "held", "generate", "search", "untold", "train", "publish", "wait", "filling", "ready",
+)  # fmt: skip
+HELD, GENERATE, SEARCH, UNTOLD, TRAIN, PUBLISH, WAIT, FILLING, READY = range(len(STATES))
+LEARNER, REPLAY = 0, 1  # lanes; the actors' come after them
+LATEST = 1e11  # seconds since the epoch: no record is of a later time
+
+Part = tuple[int, float, float]  # a state, its begin and its end
+
+
+@dataclass(frozen=True)
+class Span:
+    """A lease, a step or a group on its lane, and its parts."""
+
+    lane: int
+    begun: float
+    ended: float
+    parts: tuple[Part, ...]
+
+
+@dataclass
+class _Group:
+    """A train group that is neither trained nor dropped."""
+
+    opened: float
+    delivered: int = 0
+    last: float = 0.0  # delivery
+
+    def span(self, until: float, ready: bool) -> Span:
+        until = max(until, self.opened)  # a clock may have been put back
+        filled = min(max(self.last, self.opened), until) if ready else until
+        parts = [(FILLING, self.opened, filled), *([(READY, filled, until)] if ready else [])]
+        return Span(REPLAY, self.opened, until, tuple(parts))
+
+
+class Lanes:
+    """Folds the records of one run; `found` has the spans that ended, until they are taken."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, int] = {}
+        self.found: list[Span] = []
+        self._leases: dict[tuple[str, int, int], float] = {}
+        self._groups: dict[int, _Group] = {}
+        self._size = 0  # siblings of a group, once one was trained
+        self._reported = self._last = 0.0
+        self._publish_s: float | None = None
+
+    def take(self, record: facts.Record) -> None:
+        """Take any record but a delivery."""
+        match record:
+            case facts.Leased():
+                self._lease(record)
+            case facts.LeaseReturned() | facts.Superseded():
+                self._untold(record, record.now)
+            case facts.GroupOpened(kind="train"):
+                self._groups[record.group_id] = _Group(record.now)
+            case facts.Sampled():
+                for group_id in record.group_ids:
+                    self._trained(group_id, record.now)
+            case facts.GroupDropped():
+                if group := self._groups.pop(record.group_id, None):
+                    self.found.append(group.span(record.now, self._ready(group)))
+            case facts.LearnerResumed():
+                self._reported, self._publish_s = record.now, None
+            case facts.RunResumed():  # all that was under way ended with the processes before
+                for actor, group_id, sibling in list(self._leases):
+                    lease = facts.LeaseFact(self._last, actor, group_id, sibling)
+                    self._untold(lease, self._last)
+        self._last = max(self._last, record.now)
+
+    def deliver(self, record: facts.Delivered, wire: WireTrajectory | None) -> float:
+        """Take a delivery; return when its rollout began."""
+        now = record.now
+        self._last = max(self._last, now)
+        known = self._leases.pop((record.actor_id, record.group_id, record.sibling), None)
+        lasted = wire.timings.get("total_s", 0.0) if wire else 0.0
+        begun = min(known if known is not None else now - max(lasted, 0.0), now)
+        lane = self._lane(record.actor_id)
+        parts: list[Part] = [(UNTOLD, begun, now)]
+        if wire:
+            parts = [(HELD, begun, now), *_written(wire, begun, now)]
+        self.found.append(Span(lane, begun, now, tuple(parts)))
+        if group := self._groups.get(record.group_id):
+            group.delivered, group.last = group.delivered + 1, now
+        return begun
+
+    def report(self, now: float, gauges: Mapping[str, float]) -> bool:
+        """Take the gauges of a step; return whether its version was published."""
+
+        def seconds(name: str) -> float:
+            value = gauges.get(name, 0.0)
+            return value if isfinite(value) and value > 0 else 0.0
+
+        told = gauges.get("sync/publish_s")
+        published = told is not None and told != self._publish_s  # it stands until the next one
+        self._publish_s = told
+        ends = [now]
+        lasted = (
+            (PUBLISH, seconds("sync/publish_s") if published else 0.0),
+            (TRAIN, seconds("learner/update_s")),
+            (WAIT, seconds("learner/wait_for_batch_s")),
+        )
+        parts = list[Part]()
+        for state, each in lasted:
+            ends.append(max(ends[-1] - each, min(self._reported, now)))
+            parts.append((state, ends[-1], ends[-2]))
+        self.found.append(Span(LEARNER, ends[-1], now, tuple(parts)))
+        self._reported = now
+        return published
+
+    def under_way(self) -> list[Span]:
+        """The leases and groups that have not ended, up to the last record."""
+        until = self._last
+        leases = [
+            Span(self.actors[actor], begun, until, ((UNTOLD, begun, until),))
+            for (actor, _, _), begun in self._leases.items()
+            if begun < until
+        ]
+        groups = [each.span(until, self._ready(each)) for each in self._groups.values()]
+        return leases + groups
+
+    def _lane(self, actor: str) -> int:
+        return self.actors.setdefault(actor, REPLAY + 1 + len(self.actors))
+
+    def _lease(self, record: facts.Leased) -> None:
+        self._lane(record.actor_id)
+        for sibling in record.siblings:
+            self._leases[record.actor_id, record.group_id, sibling] = record.now
+
+    def _untold(self, lease: facts.LeaseFact, until: float) -> None:
+        begun = self._leases.pop((lease.actor_id, lease.group_id, lease.sibling), None)
+        if begun is not None:
+            lane, until = self._lane(lease.actor_id), max(begun, until)
+            self.found.append(Span(lane, begun, until, ((UNTOLD, begun, until),)))
+
+    def _ready(self, group: _Group) -> bool:
+        return group.delivered >= self._size > 0
+
+    def _trained(self, group_id: int, now: float) -> None:
+        if group := self._groups.pop(group_id, None):
+            self._size = max(self._size, group.delivered)
+            self.found.append(group.span(now, group.delivered > 0))
+
+
+def _written(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]:
+    """The parts of a rollout that its turns tell: none at a time that another one has."""
+    turns = wire.turns
+    writes = _joined([(turn.started_at, turn.ended_at) for turn in turns], begun, ended)
+    waits = [
+        (turn.ended_at, turn.ended_at + max(search.seconds for search in turn.searches))
+        for turn in turns  # of which the searches are asked together
+        if turn.searches
+    ]
+    yield from ((GENERATE, *each) for each in writes)
+    for first, last in _joined(waits, begun, ended):
+        for other in writes:
+            if other[1] > first and other[0] < last:
+                if other[0] > first:
+                    yield SEARCH, first, other[0]
+                first = max(first, other[1])
+        if first < last:
+            yield SEARCH, first, last
+
+
+def _joined(
+    spans: Sequence[tuple[float, float]], begun: float, ended: float
+) -> list[tuple[float, float]]:
+    """These spans, cut to a longer one, in order and none over another."""
+    found = list[tuple[float, float]]()
+    for first, last in sorted(spans):
+        first, last = max(first, begun), min(last, ended)
+        if first >= last:
+            continue
+        if found and first <= found[-1][1]:
+            first, last = found[-1][0], max(found.pop()[1], last)
+        found.append((first, last))
+    return found

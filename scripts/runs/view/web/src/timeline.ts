@@ -1,0 +1,160 @@
+// What actors, learner and replay did when: lanes over one axis of time, and what happened beside.
+
+import { h, lasting, short } from "./dom";
+import { clock, Lanes, type View } from "./lanes";
+import * as source from "./source";
+
+const ASK_MS = 80; // after the last movement
+const LIVE_MS = 1000; // the least between two looks at what is new
+const LEAST_S = 0.05; // from left to right
+const KINDS: [string, string[]][] = [
+  ["Actors", ["generate", "search", "between", "untold"]],
+  ["Learner", ["train", "publish", "wait"]],
+  ["Replay, groups", ["ready", "filling"]],
+];
+const EVENTS: [string, string][] = [
+  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["drop", "a rollout or a question is lost"],
+  ["group", "a group is dropped"], ["actor", "an actor joins or leaves"], ["stop", "stop"],
+];
+const MEANS: Record<string, string> = {
+  generate: "rollouts whose turn is being written",
+  search: "rollouts that wait for a search",
+  between: "rollouts that are leased, and neither",
+  untold: "leased, not delivered yet or never, or compacted away",
+  train: "the update of a step",
+  publish: "new weights are handed over",
+  wait: "for a batch",
+  ready: "train groups that wait for the learner",
+  filling: "train groups whose rollouts are under way",
+};
+
+/** The page; `asked`: run, and the time from and to, of its address. */
+export async function page(asked: source.Asked): Promise<HTMLElement> {
+  const told = await source.overview();
+  const run = Math.min(Math.max(Number(asked.run) || 0, 0), told.runs.length - 1);
+  const shown = new Timeline(run, told.runs.length > 1 ? told.runs.map((each) => each.name) : []);
+  await shown.begin(Number(asked.time_from) || null, Number(asked.time_to) || null);
+  return shown.element;
+}
+
+class Timeline {
+  readonly element: HTMLElement;
+  private readonly range = h("span", { class: "soft range" });
+  private readonly readout = h("p", { class: "readout", role: "status" }, "Point at a lane, or go through them with the arrow keys.");
+  private readonly lanes: Lanes;
+  private found: source.Timeline | null = null;
+  private view: View = { from: 0, to: 1 };
+  private whole = true;
+  private waiting = 0;
+  private generation = 0;
+  private askedAt = 0;
+
+  constructor(private readonly run: number, names: string[]) {
+    this.lanes = new Lanes({
+      moved: (view) => this.move(view),
+      pointed: (said) => { this.readout.textContent = said; },
+      chosen: (lane, from, to) => this.open(lane, from, to),
+      whole: () => this.all(),
+    });
+    const button = (said: string, label: string, act: () => void): HTMLElement =>
+      h("button", { type: "button", "aria-label": label, title: label, onclick: act }, said);
+    const select = h("select", { "aria-label": "Run", onchange: () => { location.hash = `#timeline?run=${select.value}`; } },
+      names.map((name, n) => h("option", { value: n, selected: n === run }, name)));
+    this.element = h(
+      "div",
+      { class: "page timeline" },
+      h("div", { class: "filters" },
+        names.length ? select : null,
+        button("−", "Further away (−)", () => this.lanes.zoom(2)),
+        button("+", "Closer (+)", () => this.lanes.zoom(0.5)),
+        button("◀", "Earlier (left)", () => this.lanes.pan(-0.25)),
+        button("▶", "Later (right)", () => this.lanes.pan(0.25)),
+        button("Whole run", "The whole run (0)", () => this.all()),
+        this.range),
+      this.lanes.element,
+      this.readout,
+      h("div", { class: "legend lane-legend" }, KINDS.flatMap(([title, states]) => [
+        h("strong", {}, title),
+        ...states.map((state) => h("span", { title: MEANS[state] }, h("span", { class: `swatch l-${state}` }), `${state}: ${MEANS[state]}`)),
+      ]), h("strong", {}, "Events"), EVENTS.map(([kind, said]) => h("span", {}, h("span", { class: `swatch e-${kind}` }), said))),
+      h("p", { class: "soft", id: "lane-keys" },
+        "Wheel or + and − to look closer, drag or left and right to move, up and down for another lane, ",
+        "Shift with left and right for the place in it, 0 for the whole run; a click or Enter shows the rollouts of that time."),
+    );
+    let due = 0;
+    const news = (): void => {
+      if (!this.element.isConnected) return window.removeEventListener("news", news);
+      clearTimeout(due);
+      due = window.setTimeout(() => void this.ask(), Math.max(0, this.askedAt + LIVE_MS - Date.now()));
+    };
+    window.addEventListener("news", news);
+  }
+
+  /** Shows a time, or the whole run. */
+  async begin(from: number | null, to: number | null): Promise<void> {
+    if (from !== null && to !== null && to > from) {
+      this.whole = false;
+      this.view = { from, to };
+    }
+    await this.ask();
+  }
+
+  private all(): void {
+    clearTimeout(this.waiting);
+    this.whole = true;
+    this.note();
+    void this.ask();
+  }
+
+  private move(view: View): void {
+    const { first, last } = this.found ?? { first: 0, last: 0 };
+    const length = Math.min(Math.max(view.to - view.from, LEAST_S), Math.max(last - first, LEAST_S));
+    const from = Math.min(Math.max(view.from, first), last - length);
+    this.whole = length >= last - first;
+    this.view = { from, to: from + length };
+    this.tell();
+    this.lanes.show(this.found, this.view);
+    clearTimeout(this.waiting);
+    this.waiting = window.setTimeout(() => {
+      if (location.hash.startsWith("#timeline")) this.note();
+      void this.ask();
+    }, ASK_MS);
+  }
+
+  /** Has the address say what is seen: one comes back to it. */
+  private note(): void {
+    const time = this.whole ? "" : `&time_from=${this.view.from.toFixed(3)}&time_to=${this.view.to.toFixed(3)}`;
+    history.replaceState(null, "", `#timeline?run=${this.run}${time}`);
+  }
+
+  private async ask(): Promise<void> {
+    const generation = ++this.generation;
+    this.askedAt = Date.now();
+    try {
+      const found = await source.timeline(this.run, this.whole ? null : this.view);
+      if (generation !== this.generation) return;
+      this.found = found;
+      if (this.whole) this.view = { from: found.first, to: Math.max(found.last, found.first + LEAST_S) };
+      this.tell();
+      this.lanes.show(found, this.view);
+    } catch (error) {
+      this.readout.textContent = String(error);
+    }
+  }
+
+  private tell(): void {
+    const { from, to } = this.view;
+    const exact = Math.min((to - from) / 100, 1);
+    const day = new Date(from * 1000).toLocaleDateString();
+    const bin = this.found ? `, a bin is ${short(Number(this.found.width.toPrecision(3)))} s` : "";
+    this.range.textContent = `${day}, ${clock(from, exact)} to ${clock(to, exact)}: ${lasting(to - from)}${this.whole ? ", the whole run" : ""}${bin}`;
+  }
+
+  private open(lane: source.Lane | null, from: number, to: number): void {
+    const asked: source.Asked = { run: String(this.run), time_from: from.toFixed(3), time_to: to.toFixed(3) };
+    if (lane?.kind === "actor" && lane.name) asked.actor = lane.name;
+    clearTimeout(this.waiting);
+    this.note();
+    location.hash = `#rollouts?${new URLSearchParams(asked)}`;
+  }
+}

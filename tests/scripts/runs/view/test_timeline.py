@@ -1,0 +1,271 @@
+"""The time line: lanes of what records tell, and bins that say what a plain count says."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from replay.log.event_log import FILE_NAME, EventLog
+from replay.log.records import (
+    GroupDropped,
+    LearnerResumed,
+    Leased,
+    LeaseReturned,
+    Record,
+    Reported,
+    RunResumed,
+    RunStarted,
+    Sampled,
+    StepsCommitted,
+)
+from replay.protocol import Lease
+from replay.trajectory import Question, Sampling, Search, TokenSequence
+from scripts.runs.view import timeline as answers
+from scripts.runs.view.bins import STRIDE, WIDTHS
+from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.lanes import STATES, Span
+from scripts.runs.view.spans import keep
+from scripts.runs.view.timeline import MOST_SPANS, timeline
+from tests.replay.conftest import trajectory_for
+from tests.scripts.conftest import RecordedRun
+from tests.scripts.runs.view.conftest import delivery
+
+START = 1_000_000.0
+
+
+def leased(at: float, number: int, actor: str = "actor") -> Leased:
+    return Leased(at, actor, number, (0,), (0,))
+
+
+def delivered(at: float, number: int, *turns: tuple[float, float, float]) -> list[Record]:
+    """A group, opened and delivered: turns from, to, and the seconds of their searches."""
+    like = trajectory_for(_lease(number), "actor", 1.0).turns[0]
+    played = tuple(
+        msgspec.structs.replace(
+            like,
+            started_at=START + begin,
+            ended_at=START + end,
+            searches=(Search("q", (), seconds, "ok"), Search("q", (), seconds / 2, "ok")),
+        )
+        for begin, end, seconds in turns
+    )
+    sequences = (TokenSequence(like.action_tokens, played),)
+    opened, told = delivery(number, sequences=sequences)
+    return [
+        msgspec.structs.replace(opened, now=START),  # type: ignore[type-var]
+        msgspec.structs.replace(told, now=at),  # type: ignore[type-var]
+    ]
+
+
+def _lease(number: int) -> Lease:
+    return Lease(number, 0, "train", Question(f"q-{number}", "?", ("a",)), Sampling(1.0, 0))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """run(record, …): a run of these records."""
+
+    def made(*records: Record) -> Path:
+        folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        with EventLog.create(folder / FILE_NAME) as log:
+            log.append([RunStarted(START, 0, ""), *records])
+            log.sync()
+        return folder
+
+    return made
+
+
+def means(found: dict[str, Any], kind: str) -> dict[str, float]:
+    """The states of the only lane of a kind, in seconds."""
+    (lane,) = [each for each in found["lanes"] if each["kind"] == kind]
+    length = found["width"] * found["bins"]
+    return {each["name"]: round(each["mean"] * length, 2) for each in lane["states"]}
+
+
+def test_a_rollout_generates_searches_and_is_between(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    turns = ((1.0, 3.0, 0.5), (4.0, 6.0, 9.0), (7.0, 8.0, 5.0))  # the later searches are cut
+    index = index_of(run(leased(START, 1), *delivered(START + 10, 1, *turns)))
+    found = timeline(index, 0, None, None)
+    assert means(found, "actor") == {
+        "generate": 5.0, "search": 3.5, "between": 1.5, "untold": 0.0,
+    }  # fmt: skip
+    assert found["first"] == START and found["last"] == START + 10
+    assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"] == 0.85
+
+
+def test_leases_that_tell_nothing_are_told_apart(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    index = index_of(
+        run(
+            leased(START, 1),
+            LeaseReturned(START + 2, "actor", 1, 0, "died"),
+            leased(START + 2, 2),
+            leased(START + 3, 3),
+            StepsCommitted(START + 4, 1, 1),
+            RunResumed(START + 100, ""),  # what was held ended with what went before
+            leased(START + 101, 4),
+            StepsCommitted(START + 105, 1, 1),  # and the last one is held still
+        )
+    )
+    assert means(timeline(index, 0, None, None), "actor")["untold"] == 2.0 + 2.0 + 1.0 + 4.0
+
+
+def test_the_learner_trains_publishes_and_waits(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    gauges = {"learner/update_s": 3.0, "sync/publish_s": 1.0, "learner/wait_for_batch_s": 2.0}
+    index = index_of(
+        run(
+            LearnerResumed(START + 1, 1, 0),
+            Reported(START + 10, 1, 1, gauges),
+            Reported(START + 20, 1, 2, gauges),  # it published nothing: the gauge stands
+            Reported(START + 22, 1, 3, gauges | {"learner/update_s": float("nan")}),
+            Reported(START + 23, 1, 4, gauges | {"learner/update_s": 9.0, "sync/publish_s": 0.5}),
+        )
+    )
+    found = timeline(index, 0, None, None)
+    assert means(found, "learner") == {"train": 6.5, "publish": 1.5, "wait": 6.0}
+    assert found["versions"] == [(START + 1, 0), (START + 10, 1), (START + 23, 4)]
+    later = timeline(index, 0, START + 12, START + 16)
+    assert later["versions"] == [(START + 10, 1)]  # that of its begin
+
+
+def test_groups_fill_and_wait_for_the_learner(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    index = index_of(
+        run(
+            *delivered(START + 4, 1, (0, 1, 0)),
+            Sampled(START + 6, 1, 1, (1,), (), {}),
+            *delivered(START + 7, 2, (0, 1, 0)),
+            GroupDropped(START + 7, 2, "no_signal"),
+            *delivered(START + 8, 3, (0, 1, 0)),
+            StepsCommitted(START + 10, 1, 1),  # the third is ready still
+        )
+    )
+    found = timeline(index, 0, None, None)
+    assert means(found, "replay") == {"ready": 2.0 + 2.0, "filling": 4.0 + 7.0 + 8.0}
+    marks = [(each["at"] - START, each["kind"], each["count"]) for each in found["marks"]]
+    assert marks == [(0.0, "start", 1), (7.0, "group", 1), (10.0, "checkpoint", 1)]
+
+
+def test_a_sentinel_that_begins_to_fire_is_an_event(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    fires = {"learner/sentinel_ess": 1.0, "learner/sentinel_ess_median": 0.5}
+    steps = [Reported(START + n, 1, n, fires if n > 2 else {}) for n in range(1, 6)]
+    index = index_of(run(*steps))
+    ((at, said),) = index.rows("SELECT at, said FROM events WHERE kind = 'sentinel'")
+    assert at == START + 3 and said.startswith("sentinel ess at step 3: ")
+
+
+@pytest.fixture(scope="module")
+def many() -> list[Span]:
+    """Some thousand spans of five lanes."""
+    drawn = random.Random(3)
+    found = list[Span]()
+    for _ in range(3000):
+        begun = START + drawn.uniform(0, 50_000)
+        parts = tuple(
+            (drawn.randrange(len(STATES)), begun + a, begun + a + drawn.expovariate(0.05))
+            for a in (0.0, drawn.uniform(0, 30))
+        )
+        found.append(Span(drawn.randrange(5), begun, max(part[2] for part in parts), parts))
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(many: list[Span], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    """An index of these spans, written in pieces."""
+    folder = tmp_path_factory.mktemp("many")
+    index = Index([folder], folder / "index.sqlite")
+    told = index.runs[0]
+    told.first, told.last = START, START + 50_000
+    told.lanes.actors = {f"actor-{n}": n + 2 for n in range(3)}
+    told.longest = max(each.ended - each.begun for each in many)
+    for begin in range(0, len(many), 700):
+        keep(index._base, 0, many[begin : begin + 700])
+    yield index
+    index.close()
+
+
+@pytest.mark.parametrize("most", [10**9, 10], ids=["one by one", "by cells"])
+@pytest.mark.parametrize("times", [(0, 50_000), (100, 101), (7_777.7, 31_000), (49_000, 50_000)])
+def test_bins_are_what_a_plain_count_says(
+    filled: Index,
+    many: list[Span],
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    times: tuple[float, float],
+) -> None:
+    monkeypatch.setattr(answers, "MOST_READ", most)
+    begin, width, levels = answers._levels(filled, 0, START + times[0], START + times[1], 100, 5)
+    assert begin <= START + times[0] and begin + width * levels.shape[1] >= START + times[1] - 1e-6
+    assert levels.shape[0] == 5 * STRIDE and 1 <= levels.shape[1] <= 101
+    for place in (0, levels.shape[1] // 2, levels.shape[1] - 1):
+        first, last = begin + place * width, begin + (place + 1) * width
+        for lane in range(5):
+            for state in range(len(STATES)):
+                seconds = sum(
+                    max(0.0, min(end, last) - max(start, first))
+                    for span in many if span.lane == lane
+                    for kind, start, end in span.parts if kind == state
+                )  # fmt: skip
+                found = levels[lane * STRIDE + state, place]
+                assert found == pytest.approx(seconds / width, abs=1e-5)
+
+
+def test_an_answer_is_bounded_however_many_actors_there_are(filled: Index) -> None:
+    told = filled.runs[0]
+    before = told.lanes.actors
+    told.lanes.actors = {f"actor-{n:03}": 2 + n % 3 for n in range(200)}
+    try:
+        found = timeline(filled, 0, None, None)
+    finally:
+        told.lanes.actors = before
+    assert len(found["lanes"]) * found["bins"] <= MOST_SPANS
+    whole = timeline(filled, 0, None, None)
+    assert len(whole["lanes"]) == 5 and whole["bins"] == 800
+
+
+def test_rollouts_of_a_time_are_those_under_way(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    records = [leased(START + n, n) for n in range(1, 4)]
+    for n in range(1, 4):
+        records += delivered(START + 10 * n, n, (n, n + 1, 0))  # type: ignore[arg-type]
+    index = index_of(run(*records))
+
+    def of(**wanted: Any) -> list[int]:
+        _, rows = index.rollouts(Wanted(descending=False, **wanted), 0, 10)
+        return [row["group_id"] for row in rows]
+
+    assert of(times=(START + 11, START + 15)) == [2, 3] == of(times=(START + 20, START + 20))
+    assert of(times=(START, START + 1)) == [1] and of(actor="actor") == [1, 2, 3]
+    assert of(actor="another") == []
+
+
+def test_an_index_that_reads_on_tells_the_same(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    for step in range(3):
+        recorded_run.now += 5
+        recorded_run.train(step)
+        index.catch_up(threading.Event())
+    again = index_of(recorded_run.path)
+    assert timeline(index, 0, None, None) == timeline(again, 0, None, None)
+    assert timeline(index, 0, None, None)["lanes"][0]["kind"] == "actor"
+
+
+def test_cells_are_of_lengths_that_are_made_of_each_other() -> None:
+    assert all(longer % shorter == 0 for shorter, longer in pairwise(WIDTHS))
