@@ -18,6 +18,7 @@ from learner import checkpoint
 from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
+from learner.health.rules import rolled_back
 from learner.health.sentinels import Sentinels
 from learner.metrics.metrics import Metrics, aggregate
 from replay.clients.learner import BatchReader
@@ -66,6 +67,7 @@ class Run:
 
         Raises StopRequested, like `resume`, when replay has been told to stop meanwhile.
         """
+        self._save_start()
         start = self.trainer.probe(self.probe)
         write_json(Path(self.config.run_dir) / START_PROBE, start)
         self.publisher.calibrate(start)
@@ -74,6 +76,7 @@ class Run:
 
     def resume(self) -> None:
         """Go on with a run: replay serves again what it has recorded since this step."""
+        self._save_start()
         self.publisher.calibrate(_start_probe(self.config.run_dir, len(self.probe)))
         recorded = self._resume_replay()
         self.again_until = self.step + recorded
@@ -101,9 +104,30 @@ class Run:
         self.metrics.trained(self.step, shares, gauges)
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
+    def judge(self, batch: Batch, gauges: dict[str, float]) -> tuple[dict[str, float], str]:
+        """Hold the step against the sentinels, and go back where one says so; return its gauges
+        with theirs, and why the run is to stop: empty where it goes on.
+        """
+        known = {**aggregate(batch.fleet), **batch.gauges, **gauges}
+        verdict = self.sentinels.judge(self.step, known)
+        if made := verdict.rollback:
+            with checkpoint.saving(self.config, f"going back to the checkpoint of step {made.to}"):
+                self.trainer.restore(checkpoint.folder_of(self.config.run_dir, made.to))
+                self.trainer.scale_rates(made.scale)
+            log.warning("%s", rolled_back(self.step, verdict.told))
+        return gauges | verdict.told, verdict.stop
+
+    @property
+    def rolled_back(self) -> bool:
+        """True where this version's weights are those of an older checkpoint."""
+        made = self.sentinels.rollbacks
+        return bool(made) and made[-1].step == self.step
+
     def publish(self) -> None:
-        """Publish this version if due (`publish_every`, first, last), unless training it again."""
-        due = self.step % self.config.weight_sync.publish_every == 0
+        """Publish this version if due (`publish_every`, first, last, rolled back), unless training
+        it again.
+        """
+        due = self.step % self.config.weight_sync.publish_every == 0 or self.rolled_back
         if self.serving and (due or self.step == self.config.learner.total_steps):
             self._publish()
         else:
@@ -123,26 +147,23 @@ class Run:
             self.publisher.wait_applied(self.step, PHASES_TO_APPLY * phase_s)
 
     def checkpoint(self) -> None:
-        """Save and commit this version if due: every `checkpoint_every` steps, and the last."""
+        """Save and commit this version if due: every `checkpoint_every` steps, the last, and what
+        was rolled back, so that a restart goes on from it.
+        """
         learner = self.config.learner
-        if self.step % learner.checkpoint_every == 0 or self.step == learner.total_steps:
+        due = self.step % learner.checkpoint_every == 0 or self.rolled_back
+        if due or self.step == learner.total_steps:
             self.save()
             self.reader.committed(self.step)
 
     def save(self) -> None:
         """Write a durable checkpoint of this version, unless there is one."""
-        if self.saved == self.step:
-            return
-        with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
-            self.metrics.flush()  # the steps up to this checkpoint are not written again
-            checkpoint.save(self.config, self.step, self.trainer, self.tokenizer, self.incarnation)
-        self.saved = self.step
-        self._retain()
+        if self.saved != self.step:
+            self._save()
+            self._retain()
 
-    def log(self, batch: Batch, gauges: dict[str, float]) -> str:
-        """Report the step: to replay (console, event log), to TensorBoard, and in one line. Return
-        why a sentinel stops the run; empty: it goes on.
-        """
+    def log(self, batch: Batch, gauges: dict[str, float]) -> None:
+        """Report the step: to replay (console, event log), to TensorBoard, and in one line."""
         gauges = {
             **aggregate(batch.fleet),
             **batch.gauges,
@@ -152,8 +173,6 @@ class Run:
             **self.metrics.gauges(),
             **gauges,
         }
-        told, why = self.sentinels.judge(self.step, gauges)
-        gauges |= told
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
         if self.step % self.config.learner.eval_every == 0:
@@ -170,7 +189,6 @@ class Run:
             gauges.get("learner/ess", float("nan")),
             gauges["learner/update_s"],
         )
-        return why
 
     def evaluate_due(self) -> None:
         """Ask for the evaluations that a resumed run lacks: those without result, and this step's.
@@ -218,8 +236,27 @@ class Run:
             self.config.run_dir,
             self.config.learner.keep_checkpoints,
             self.evaluations.best,
-            self.evaluations.unfinished,
+            {*self.evaluations.unfinished, *self.sentinels.needed(self.step)},
         )
+
+    def _save_start(self) -> None:
+        """Keep the weights that a run begins with where a rollback may ask for them."""
+        begins = self.step == 0 < self.config.learner.total_steps
+        if begins and self.sentinels.rolls_back and 0 not in checkpoint.steps(self.config.run_dir):
+            self._save()
+
+    def _save(self) -> None:
+        with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
+            self.metrics.flush()  # the steps up to this checkpoint are not written again
+            checkpoint.save(
+                self.config,
+                self.step,
+                self.trainer,
+                self.tokenizer,
+                self.incarnation,
+                self.sentinels.rollbacks,
+            )
+        self.saved = self.step
 
     def _resume_replay(self) -> int:
         reply = self.reader.resume(self.step)

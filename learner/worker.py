@@ -97,6 +97,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
     """Build the collaborators, train, and end the run in order, or leave it to another learner."""
     found = _checkpoint(config) if resume else None
     known, step = (found.manifest.incarnation, found.manifest.step) if found else (0, 0)
+    rollbacks = found.manifest.rollbacks if found else ()
     incarnation = next_incarnation(config.run_dir, known)
     _prepare_torch(config)
     from learner.evaluations import Evaluations
@@ -120,7 +121,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             publisher=publisher,
             metrics=metrics,
             evaluations=Evaluations(config.run_dir, step if resume else None, config.learner.best),
-            sentinels=Sentinels(config, step),
+            sentinels=Sentinels(config, step, rollbacks),
             incarnation=incarnation,
             stop=stop,
             step=step,
@@ -175,6 +176,8 @@ def _load(
     with checkpoint.saving(config, "restoring the checkpoint"):
         if found:
             trainer.restore(found.folder)
+            if found.manifest.rollbacks:
+                trainer.scale_rates(found.manifest.rollbacks[-1].scale)
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.path,
             local_files_only=True,

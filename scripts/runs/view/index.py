@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from learner.health.rules import rolled_back
 from replay.codec import WireTrajectory, decode_wire
 from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
@@ -160,6 +161,7 @@ class Index:
                 )
             case facts.Reported():
                 self._gauges(run, record.step, record.gauges)
+                self._event(run, told, placed)
             case facts.EvaluationFinished():
                 self._evaluation(run, told, record)
             case _:
@@ -253,6 +255,8 @@ def _said(record: facts.Record) -> tuple[str, str] | None:
             return "drop", f"question {record.question_id} is asked no more"
         case facts.LeaseReturned():
             return "drop", f"a rollout ended without a trajectory: {record.cause}"
+        case facts.Reported() if line := rolled_back(record.step, record.gauges):
+            return "rollback", line
         case facts.Stopped():
             return "stop", f"the run stops: {record.cause}"
         case _:

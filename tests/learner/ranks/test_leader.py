@@ -158,6 +158,7 @@ def test_every_collective_call_is_made_by_the_other_side(
         "shares": (shares,),
         "tokens": ([3, 14, 15],),
         "folder": (Path("at-1"),),
+        "number": (0.25,),
         "none": (),
     }
     argument, rendezvous, other = COLLECTIVES[name], Rendezvous(print), Recorder()
