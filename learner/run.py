@@ -109,7 +109,8 @@ class Run:
         with theirs, and why the run is to stop: empty where it goes on.
         """
         known = {**aggregate(batch.fleet), **batch.gauges, **gauges}
-        verdict = self.sentinels.judge(self.step, known)
+        saved = checkpoint.steps(self.config.run_dir)
+        verdict = self.sentinels.judge(self.step, known, saved)
         if made := verdict.rollback:
             with checkpoint.saving(self.config, f"going back to the checkpoint of step {made.to}"):
                 self.trainer.restore(checkpoint.folder_of(self.config.run_dir, made.to))
@@ -232,11 +233,12 @@ class Run:
         )
 
     def _retain(self) -> None:
+        saved = checkpoint.steps(self.config.run_dir)
         checkpoint.retain(
             self.config.run_dir,
             self.config.learner.keep_checkpoints,
             self.evaluations.best,
-            {*self.evaluations.unfinished, *self.sentinels.needed(self.step)},
+            {*self.evaluations.unfinished, *self.sentinels.needed(self.step, saved)},
         )
 
     def _save_start(self) -> None:

@@ -18,7 +18,6 @@ import msgspec
 
 from configs.runtime.files import replacing
 from configs.schema import Config
-from learner import checkpoint
 from learner.health.rollback import Rollback, needed, newest_before
 from learner.health.rules import (
     RATE_SCALE,
@@ -149,17 +148,17 @@ class Sentinels:
         """How many times the configured rates are taken now."""
         return self.rollbacks[-1].scale if self.rollbacks else 1.0
 
-    def needed(self, step: int) -> list[int]:
-        """The steps whose checkpoints a rollback after `step` may ask for."""
+    def needed(self, step: int, saved: Iterable[int]) -> list[int]:
+        """Of the saved steps those whose checkpoint a rollback after `step` may ask for."""
         if not self.rolls_back:
             return []
         own = [each.first for name, each in self._series.items() if self._goes_back(name)]
         first = min((each for each in own if each is not None), default=step + 1)
-        return needed(first, checkpoint.steps(self._path.parent), self.rollbacks)
+        return needed(first, saved, self.rollbacks)
 
-    def judge(self, step: int, gauges: Mapping[str, float]) -> Verdict:
+    def judge(self, step: int, gauges: Mapping[str, float], saved: Iterable[int] = ()) -> Verdict:
         """Take the gauges of a step; say 1 where a rule fires, with the median that it judged, and
-        what is to be done. A rollback that is said counts as made.
+        what is to be done. A rollback, to one of the `saved` steps, then counts as made.
         """
         given = {name: gauges[name] for name in self._watched if name in gauges}
         watched = {name: value for name, value in given.items() if isfinite(value)}
@@ -167,7 +166,7 @@ class Sentinels:
         told = {gauge_of(name): float(name in fired) for name in self._on}
         told |= {median_of(name): self._series[name].median for name in fired}
         told["learner/sentinels_fired"] = float(len(fired))
-        stop, rollback = self._answer(step, fired)
+        stop, rollback = self._answer(step, fired, saved)
         self._note(Noted(step, watched, fired, rollback))
         if rollback:
             self._begin_anew(rollback)
@@ -176,7 +175,9 @@ class Sentinels:
             told |= {ROLLBACKS: float(len(self.rollbacks)), RATE_SCALE: self.scale}
         return Verdict(told, stop, rollback)
 
-    def _answer(self, step: int, fired: Sequence[str]) -> tuple[str, Rollback | None]:
+    def _answer(
+        self, step: int, fired: Sequence[str], saved: Iterable[int]
+    ) -> tuple[str, Rollback | None]:
         """Why the run is to stop, and the rollback that is made if it is not."""
         if stop := next((name for name in fired if self._on[name] == "stop"), ""):
             return self._why(stop, step), None
@@ -188,7 +189,7 @@ class Sentinels:
             made = f"sentinels.rollbacks = {self._config.rollbacks} have been made"
             return self._why(rule, step, made), None
         since = back[rule]
-        to = newest_before(since, checkpoint.steps(self._path.parent), self.rollbacks)
+        to = newest_before(since, saved, self.rollbacks)
         if to is None:
             none = f"there is no good checkpoint of before step {since} to go back to"
             return self._why(rule, step, none), None

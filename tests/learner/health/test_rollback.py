@@ -7,7 +7,6 @@ import pytest
 
 from configs.schema import Config, ReplayConfig
 from configs.sentinels import SentinelsConfig
-from learner.checkpoint import folder_of
 from learner.health.rollback import Rollback, good, needed, newest_before
 from learner.health.rules import RULES, Announcer
 from learner.health.sentinels import Sentinels, Verdict, read_notes
@@ -41,21 +40,19 @@ def going_back(
     return Sentinels(config, resumed_after, made)
 
 
-def saved(run_dir: Path, *steps: int) -> None:
-    for step in steps:
-        folder_of(run_dir, step).mkdir(parents=True, exist_ok=True)
-
-
 def played(
-    sentinels: Sentinels, first: int, last: int, gauges: dict[str, float] = LOW
+    sentinels: Sentinels,
+    first: int,
+    last: int,
+    gauges: dict[str, float] = LOW,
+    saved: tuple[int, ...] = (0,),
 ) -> list[Verdict]:
-    return [sentinels.judge(step, gauges) for step in range(first, last + 1)]
+    return [sentinels.judge(step, gauges, saved) for step in range(first, last + 1)]
 
 
 def test_it_goes_back_behind_the_whole_window(tmp_path: Path) -> None:
     sentinels = going_back(tmp_path)
-    saved(tmp_path, 0, 4, 8)
-    *before, last = played(sentinels, 1, 4, FINE) + played(sentinels, 5, 10)
+    *before, last = played(sentinels, 1, 4, FINE) + played(sentinels, 5, 10, LOW, (0, 4, 8))
     # Six low values of ten make the median low; the window begins at step 1.
     assert all(each.rollback is None for each in before)
     assert (
@@ -72,8 +69,7 @@ def test_it_goes_back_behind_the_whole_window(tmp_path: Path) -> None:
 def test_what_has_fired_for_long_goes_back_to_before_it_began(tmp_path: Path) -> None:
     played(going_back(tmp_path, ess="warn"), 1, 30, FINE)
     played(going_back(tmp_path, 30, ess="warn"), 31, 60)
-    saved(tmp_path, 20, 30, 40, 50)
-    verdict = going_back(tmp_path, 60).judge(61, LOW)
+    verdict = going_back(tmp_path, 60).judge(61, LOW, (20, 30, 40, 50))
     assert verdict.rollback is not None and verdict.rollback.to == 20  # fires from step 36 on
 
 
@@ -81,10 +77,9 @@ def test_after_it_all_rules_begin_anew_once_nothing_is_left_of_those_weights(
     tmp_path: Path,
 ) -> None:
     sentinels = going_back(tmp_path, likelihood="warn")
-    saved(tmp_path, 0)
     falls = {"learner/likelihood_change_positive": -1.0}
     played(sentinels, 1, 9)
-    assert sentinels.judge(10, LOW | falls).rollback
+    assert sentinels.judge(10, LOW | falls, (0,)).rollback
     verdicts = played(sentinels, 11, 30, falls)
     fired = [step for step, each in enumerate(verdicts, 11) if each.told["learner/sentinels_fired"]]
     assert fired[0] == 10 + 2 + WINDOW  # max_staleness, and a window
@@ -92,7 +87,6 @@ def test_after_it_all_rules_begin_anew_once_nothing_is_left_of_those_weights(
 
 def test_what_was_usual_before_it_is_so_after_it(tmp_path: Path) -> None:
     sentinels = going_back(tmp_path, grad_norm="rollback")
-    saved(tmp_path, 0)
     played(sentinels, 1, 12, {"learner/grad_norm": 0.5})
     verdicts = played(sentinels, 13, 30, {"learner/grad_norm": 50.0})
     made = [each.rollback for each in verdicts if each.rollback]
@@ -106,29 +100,28 @@ def test_what_was_usual_before_it_is_so_after_it(tmp_path: Path) -> None:
 
 def test_a_learner_that_resumes_judges_as_if_never_interrupted(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for folder in (whole, cut):
-        saved(folder, 0)
+    whole.mkdir()
+    cut.mkdir()
     steps = [FINE if step < 4 else LOW for step in range(1, 40)]
     sentinels = going_back(whole)
-    expected = [sentinels.judge(step, gauges) for step, gauges in enumerate(steps, 1)]
+    expected = [sentinels.judge(step, gauges, (0,)) for step, gauges in enumerate(steps, 1)]
     made = [each.rollback for each in expected if each.rollback]
     assert [each.step for each in made] == [10, 22, 34]
     for resumed_after in (9, 10, 13, 25):
         first = going_back(cut)
         for step in range(1, resumed_after + 3):
-            first.judge(step, steps[step - 1])
+            first.judge(step, steps[step - 1], (0,))
         known = tuple(each for each in made if each.step <= resumed_after)
         again = going_back(cut, resumed_after, known)
-        found = [again.judge(step, steps[step - 1]) for step in range(resumed_after + 1, 40)]
+        found = [again.judge(step, steps[step - 1], (0,)) for step in range(resumed_after + 1, 40)]
         assert found == expected[resumed_after:] and again.rollbacks == tuple(made)
         (cut / "sentinels.jsonl").unlink()
 
 
 def test_the_bound_and_the_lack_of_a_checkpoint_stop_it_by_name(tmp_path: Path) -> None:
-    none = played(going_back(tmp_path / "none"), 1, WINDOW)[-1]
+    none = played(going_back(tmp_path / "none"), 1, WINDOW, saved=())[-1]
     assert none.rollback is None and "no good checkpoint of before step 1 to go" in none.stop
     sentinels = going_back(tmp_path, rollbacks=1)
-    saved(tmp_path, 0)
     first, *_, last = played(sentinels, 1, WINDOW)[-1:] + played(sentinels, 11, 12 + WINDOW)
     assert first.rollback and last.rollback is None
     assert "sentinels.rollbacks = 1 have been made" in last.stop
@@ -137,7 +130,6 @@ def test_the_bound_and_the_lack_of_a_checkpoint_stop_it_by_name(tmp_path: Path) 
 
 
 def test_a_stop_goes_before_a_rollback(tmp_path: Path) -> None:
-    saved(tmp_path, 0)
     falls = {"learner/likelihood_change_positive": -1.0}
     *_, last = played(going_back(tmp_path, likelihood="stop"), 1, WINDOW, LOW | falls)
     assert last.rollback is None and last.stop.startswith("sentinel likelihood")
@@ -146,7 +138,6 @@ def test_a_stop_goes_before_a_rollback(tmp_path: Path) -> None:
 @pytest.mark.parametrize("action", ["warn", "rollback"])
 def test_checkpoints_are_kept_where_a_rule_may_ask_for_them(tmp_path: Path, action: str) -> None:
     sentinels = going_back(tmp_path, ess=action)
-    saved(tmp_path, 0, 4, 8, 12, 16)
     played(sentinels, 1, 17, FINE)  # the window begins at step 8
-    assert sentinels.needed(17) == ([4, 8] if action == "rollback" else [])
+    assert sentinels.needed(17, (0, 4, 8, 12, 16)) == ([4, 8] if action == "rollback" else [])
     assert sentinels.rolls_back == (action == "rollback")
