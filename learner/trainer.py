@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from configs.schema import Config
+from configs.schema import Config, LearnerConfig
 from learner.algorithm.schedule import at_scale, learning_rate
 from learner.batch import TrainingBatch
 from learner.imitation import imitate, measure
@@ -53,7 +53,7 @@ class Trainer:
         """Load `model_path` (default `model.path`); `placement`: where the ranks are, all on this
         host by default. Raises BadModel.
         """
-        self.config, self._learner = config, config.learner
+        self.config, self._scale = config, 1.0
         self.engine = Engine(config, model_path, placement)
         self.averages = Averages.begin(self.engine, config.learner)
         judged = config.learner.has_critic_model
@@ -129,13 +129,17 @@ class Trainer:
     @collective("number")
     def scale_rates(self, scale: float, /) -> None:
         """Take the steps from here on at so many times the configured rates."""
-        self._learner = at_scale(self.config.learner, scale)
+        self._scale = scale
 
     def close(self) -> None:
         """Release the engines, the last made first."""
         if self.critic:
             self.critic.close()
         self.engine.close()
+
+    @property
+    def _learner(self) -> LearnerConfig:
+        return at_scale(self.config.learner, self._scale)
 
     def _own(self, shares: Sequence[TrainingBatch]) -> TrainingBatch:
         return shares[self.rank] if len(shares) > 1 else shares[0]

@@ -25,6 +25,8 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
 
 def at_scale(config: LearnerConfig, scale: float) -> LearnerConfig:
     """The learner with so many times its rates, also a critic's."""
+    if scale == 1.0:
+        return config
     critic = config.critic
     if config.baseline == "critic":
         critic = replace(critic, lr=critic.lr * scale)
