@@ -100,6 +100,7 @@ def test_the_leader_trains_exports_restores_and_dismisses(
 ) -> None:
     found = msgspec.json.decode((tmp_path / "steps").read_bytes())
     assert found["gauges"][0] == found["gauges"][1] and len(found["probe"]) == 2
+    assert found["still"] == found["probe"]
     assert found["imitated"][0] == pytest.approx(found["measured"], rel=1e-5)
     assert found["imitated"][1] < found["imitated"][0]
     assert sorted(path.name for path in (tmp_path / "at-1" / "state").iterdir()) == [
