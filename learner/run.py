@@ -67,22 +67,22 @@ class Run:
 
         Raises StopRequested, like `resume`, when replay has been told to stop meanwhile.
         """
-        self._save_start()
         start = self.trainer.probe(self.probe)
         write_json(Path(self.config.run_dir) / START_PROBE, start)
         self.publisher.calibrate(start)
         self._serve()
         self._resume_replay()
+        self._save_start()
 
     def resume(self) -> None:
         """Go on with a run: replay serves again what it has recorded since this step."""
-        self._save_start()
         self.publisher.calibrate(_start_probe(self.config.run_dir, len(self.probe)))
         recorded = self._resume_replay()
         self.again_until = self.step + recorded
         log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
         if not recorded:
             self._serve()
+        self._save_start()
 
     def sample(self) -> Batch | Stop:
         """Wait for the next step's batch."""
@@ -242,7 +242,9 @@ class Run:
         )
 
     def _save_start(self) -> None:
-        """Keep the weights that a run begins with where a rollback may ask for them."""
+        """Save the weights that a run begins with where a rollback may ask for them: while actors
+        serve them.
+        """
         begins = self.step == 0 < self.config.learner.total_steps
         if begins and self.sentinels.rolls_back and 0 not in checkpoint.steps(self.config.run_dir):
             self._save()

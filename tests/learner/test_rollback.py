@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from configs.schema import Config
+from configs.schema import Config, WeightSyncConfig
 from configs.sentinels import SentinelsConfig
 from learner import checkpoint
 from learner.evaluations import Evaluations
@@ -103,7 +103,8 @@ def crash() -> None:
 def test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate(
     config: Config, begin: Callable[[Config], Run]
 ) -> None:
-    run, states = begin(config), dict[int, dict[str, torch.Tensor]]()
+    seldom = msgspec.structs.replace(config, weight_sync=WeightSyncConfig(publish_every=3))
+    run, states = begin(seldom), dict[int, dict[str, torch.Tensor]]()
     at(run, 5, lambda: states.update({4: state(config, 4)}))
     at(run, 15, lambda: states.update({14: state(config, 14)}))
     assert train(run) == "completed" and run.step == 18
@@ -118,7 +119,7 @@ def test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate(
     assert [run.metrics[step]["learner/rate_scale"] for step in (13, 14, 18)] == [1.0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("ends", ["committed", "published"])
+@pytest.mark.parametrize("ends", ["committed", pytest.param("published", marks=pytest.mark.slow)])
 def test_a_learner_that_dies_goes_on_from_what_was_rolled_back_bit_for_bit(
     config: Config, begin: Callable[[Config], Run], tmp_path: Path, ends: str
 ) -> None:
