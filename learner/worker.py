@@ -175,9 +175,7 @@ def _load(
     trainer = lead(config)
     with checkpoint.saving(config, "restoring the checkpoint"):
         if found:
-            trainer.restore(found.folder)
-            if found.manifest.rollbacks:
-                trainer.scale_rates(found.manifest.rollbacks[-1].scale)
+            take_up(found, trainer)
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.path,
             local_files_only=True,
@@ -185,6 +183,13 @@ def _load(
         )
     announce_ready()
     return trainer, tokenizer
+
+
+def take_up(found: checkpoint.Checkpoint, trainer: "Trainer") -> None:
+    """Have the trainer go on from a checkpoint, at the rates of after its last rollback."""
+    trainer.restore(found.folder)
+    for made in found.manifest.rollbacks[-1:]:
+        trainer.scale_rates(made.scale)
 
 
 def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> Exit:

@@ -18,6 +18,7 @@ from learner.health.sentinels import Sentinels
 from learner.loop import train
 from learner.run import Run
 from learner.trainer import Trainer
+from learner.worker import take_up
 from replay.protocol import Batch
 from tests.learner.test_loop import Publisher, Replay, Written
 
@@ -49,8 +50,7 @@ def begin(word_tokenizer: Any, batch: Callable[..., Batch]) -> Iterator[Callable
         trainers.append(trainer := Trainer(config))
         step, made = (found.manifest.step, found.manifest.rollbacks) if found else (0, ())
         if found:
-            trainer.restore(found.folder)
-            trainer.scale_rates(made[-1].scale if made else 1.0)
+            take_up(found, trainer)
         replay = Replay(script, batch, Path(config.run_dir) / "checkpoints")
         replay.batch = lambda step, version: msgspec.structs.replace(
             batch(step, version), gauges={"replay/no_signal_fraction": float(step in BAD)}
