@@ -2,10 +2,13 @@
 
 from typing import Annotated, Literal
 
-from configs.section import CHANGEABLE, FALSE_IS_OFF, Section
+from msgspec import Meta
 
-# warn: a line on the console, a gauge in the log; stop: the run ends too, in order
-Action = Annotated[Literal["off", "warn", "stop"], CHANGEABLE, FALSE_IS_OFF]
+from configs.section import CHANGEABLE, FALSE_IS_OFF, Positive, Section
+
+# warn: a line on the console, a gauge in the log; stop: the run ends too, in order; rollback: the
+# learner takes up its last good checkpoint, at a lower rate, and the run goes on
+Action = Annotated[Literal["off", "warn", "stop", "rollback"], CHANGEABLE, FALSE_IS_OFF]
 
 
 class SentinelsConfig(Section, frozen=True):
@@ -23,3 +26,11 @@ class SentinelsConfig(Section, frozen=True):
     malformed: Action = "warn"  # turns are neither a search nor an answer
     repetition: Action = "warn"  # completions say the same again and again
     truncation: Action = "warn"  # rollouts end at a limit
+    # What a rollback makes of learner.lr and learner.critic.lr: so many times what they were
+    rollback_rate: Annotated[float, Meta(gt=0.0, le=1.0), CHANGEABLE] = 0.5
+    rollbacks: Annotated[Positive, CHANGEABLE] = 3  # of a run at most; then it is stopped
+
+    @property
+    def roll_back(self) -> tuple[str, ...]:
+        """The rules that have the learner go back."""
+        return tuple(name for name in self.__struct_fields__ if getattr(self, name) == "rollback")

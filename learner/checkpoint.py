@@ -35,6 +35,7 @@ from configs.runtime.files import (
 from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner.errors import BadCheckpoint
+from learner.health.rollback import Rollback
 
 if TYPE_CHECKING:  # it imports torch
     from transformers import PreTrainedTokenizerBase
@@ -69,10 +70,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     architecture: dict[str, Any]
     architecture_digest: str
     base_digest: str = ""  # of the weights in model.path, where an adapter is trained on them
+    rollbacks: tuple[Rollback, ...] = ()  # up to this step
     config: dict[str, Any]
 
     @classmethod
-    def of(cls, config: Config, step: int, incarnation: int) -> "Manifest":
+    def of(
+        cls, config: Config, step: int, incarnation: int, rollbacks: tuple[Rollback, ...] = ()
+    ) -> "Manifest":
         """The manifest of a checkpoint made now. Raises BadCheckpoint when `model.path` is gone."""
         architecture = read_architecture(config.model.path)
         text = json.dumps(architecture, sort_keys=True)
@@ -88,6 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             architecture=architecture,
             architecture_digest=hashlib.blake2b(text.encode(), digest_size=8).hexdigest(),
             base_digest=_base_digest(config),
+            rollbacks=rollbacks,
             config=msgspec.to_builtins(config),
         )
 
@@ -105,6 +110,7 @@ def save(
     trainer: Exporter,
     tokenizer: "PreTrainedTokenizerBase",
     incarnation: int = 1,
+    rollbacks: tuple[Rollback, ...] = (),
 ) -> Path:
     """Write the checkpoint of `step` durably and return its folder."""
     parent = _parent(config.run_dir)
@@ -112,12 +118,12 @@ def save(
     for suffix in (DRAFT_SUFFIX, OLD_SUFFIX):
         for leftover in parent.glob(f"step-*{suffix}"):
             shutil.rmtree(leftover)
-    final = parent / f"step-{step}"
+    final = folder_of(config.run_dir, step)
     with making(final, replaces=True) as draft:
         trainer.export(draft)
         for model in draft.glob("*/config.json"):
             tokenizer.save_pretrained(model.parent)
-        manifest = msgspec.json.encode(Manifest.of(config, step, incarnation))
+        manifest = msgspec.json.encode(Manifest.of(config, step, incarnation, rollbacks))
         (draft / MANIFEST).write_bytes(msgspec.json.format(manifest))
     sync(parent.parent)
     return final
@@ -136,10 +142,10 @@ def retain(
     run_dir: str | Path,
     keep: int,
     choose: Callable[[Sequence[int]], int | None],
-    unfinished: Collection[int] = (),
+    needed: Collection[int] = (),
 ) -> None:
     """Point `best` to the step that `choose` picks of those saved, or leave it where it picks none;
-    remove all others but the newest `keep` and those whose evaluation is `unfinished`.
+    remove all others but the newest `keep` and those that are `needed`.
     """
     parent, saved = _parent(run_dir), steps(run_dir)
     best = choose(saved)
@@ -151,8 +157,13 @@ def retain(
         with replacing(parent / BEST, durable=False) as draft:
             draft.symlink_to(f"step-{best}")
     for old in saved[:-keep]:
-        if old != best and old not in unfinished:
-            remove_folder(parent / f"step-{old}")
+        if old != best and old not in needed:
+            remove_folder(folder_of(run_dir, old))
+
+
+def folder_of(run_dir: str | Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
+    return _parent(run_dir) / f"step-{step}"
 
 
 def steps(run_dir: str | Path) -> list[int]:
@@ -164,7 +175,7 @@ def steps(run_dir: str | Path) -> list[int]:
 def newest(run_dir: str | Path) -> Checkpoint | None:
     """The newest whole checkpoint, or None. Raises BadCheckpoint when it cannot be read."""
     saved = steps(run_dir)
-    return read(_parent(run_dir) / f"step-{saved[-1]}") if saved else None
+    return read(folder_of(run_dir, saved[-1])) if saved else None
 
 
 def read(folder: Path) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""The training loop: sample → update → publish → log → checkpoint.
+"""The training loop: sample → update → judge → publish → log → checkpoint.
 
 It waits for replay (a batch, an evaluation) and for actors to apply a version, each with a
 deadline. A Stop or a signal ends a wait; a missed deadline raises an error that names the peer.
@@ -21,9 +21,9 @@ def train(run: Run) -> str:
         batch = run.sample()
         if isinstance(batch, Stop):
             return batch.cause
-        gauges = run.learn(batch)
+        gauges, wrong = run.judge(batch, run.learn(batch))
         run.publish()
-        wrong = run.log(batch, gauges)
+        run.log(batch, gauges)
         run.serve_again()
         run.checkpoint()
         if run.step == learner.total_steps:

@@ -18,6 +18,7 @@ from learner import checkpoint
 from learner.batch import REMEDY, build_shares
 from learner.errors import BadBatch, BadModel
 from learner.evaluations import Evaluations
+from learner.health.rules import rolled_back
 from learner.health.sentinels import Sentinels
 from learner.metrics.metrics import Metrics, aggregate
 from replay.clients.learner import BatchReader
@@ -71,6 +72,7 @@ class Run:
         self.publisher.calibrate(start)
         self._serve()
         self._resume_replay()
+        self._save_start()
 
     def resume(self) -> None:
         """Go on with a run: replay serves again what it has recorded since this step."""
@@ -80,6 +82,7 @@ class Run:
         log.info("resumed after step %d; %d batches are trained again", self.step, recorded)
         if not recorded:
             self._serve()
+        self._save_start()
 
     def sample(self) -> Batch | Stop:
         """Wait for the next step's batch."""
@@ -101,9 +104,31 @@ class Run:
         self.metrics.trained(self.step, shares, gauges)
         return gauges | {"learner/update_s": seconds, "learner/tokens_per_s": rate}
 
+    def judge(self, batch: Batch, gauges: dict[str, float]) -> tuple[dict[str, float], str]:
+        """Hold the step against the sentinels, and go back where one says so; return its gauges
+        with theirs, and why the run is to stop: empty where it goes on.
+        """
+        known = {**aggregate(batch.fleet), **batch.gauges, **gauges}
+        saved = checkpoint.steps(self.config.run_dir)
+        verdict = self.sentinels.judge(self.step, known, saved)
+        if made := verdict.rollback:
+            with checkpoint.saving(self.config, f"going back to the checkpoint of step {made.to}"):
+                self.trainer.restore(checkpoint.folder_of(self.config.run_dir, made.to))
+                self.trainer.scale_rates(made.scale)
+            log.warning("%s", rolled_back(self.step, verdict.told))
+        return gauges | verdict.told, verdict.stop
+
+    @property
+    def rolled_back(self) -> bool:
+        """True where this version's weights are those of an older checkpoint."""
+        made = self.sentinels.rollbacks
+        return bool(made) and made[-1].step == self.step
+
     def publish(self) -> None:
-        """Publish this version if due (`publish_every`, first, last), unless training it again."""
-        due = self.step % self.config.weight_sync.publish_every == 0
+        """Publish this version if due (`publish_every`, first, last, rolled back), unless training
+        it again.
+        """
+        due = self.step % self.config.weight_sync.publish_every == 0 or self.rolled_back
         if self.serving and (due or self.step == self.config.learner.total_steps):
             self._publish()
         else:
@@ -123,26 +148,23 @@ class Run:
             self.publisher.wait_applied(self.step, PHASES_TO_APPLY * phase_s)
 
     def checkpoint(self) -> None:
-        """Save and commit this version if due: every `checkpoint_every` steps, and the last."""
+        """Save and commit this version if due: every `checkpoint_every` steps, the last, and what
+        was rolled back, so that a restart goes on from it.
+        """
         learner = self.config.learner
-        if self.step % learner.checkpoint_every == 0 or self.step == learner.total_steps:
+        due = self.step % learner.checkpoint_every == 0 or self.rolled_back
+        if due or self.step == learner.total_steps:
             self.save()
             self.reader.committed(self.step)
 
     def save(self) -> None:
         """Write a durable checkpoint of this version, unless there is one."""
-        if self.saved == self.step:
-            return
-        with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
-            self.metrics.flush()  # the steps up to this checkpoint are not written again
-            checkpoint.save(self.config, self.step, self.trainer, self.tokenizer, self.incarnation)
-        self.saved = self.step
-        self._retain()
+        if self.saved != self.step:
+            self._save()
+            self._retain()
 
-    def log(self, batch: Batch, gauges: dict[str, float]) -> str:
-        """Report the step: to replay (console, event log), to TensorBoard, and in one line. Return
-        why a sentinel stops the run; empty: it goes on.
-        """
+    def log(self, batch: Batch, gauges: dict[str, float]) -> None:
+        """Report the step: to replay (console, event log), to TensorBoard, and in one line."""
         gauges = {
             **aggregate(batch.fleet),
             **batch.gauges,
@@ -152,8 +174,6 @@ class Run:
             **self.metrics.gauges(),
             **gauges,
         }
-        told, why = self.sentinels.judge(self.step, gauges)
-        gauges |= told
         self.reader.report(self.step, gauges)
         self.metrics.write(self.step, gauges)
         if self.step % self.config.learner.eval_every == 0:
@@ -170,7 +190,6 @@ class Run:
             gauges.get("learner/ess", float("nan")),
             gauges["learner/update_s"],
         )
-        return why
 
     def evaluate_due(self) -> None:
         """Ask for the evaluations that a resumed run lacks: those without result, and this step's.
@@ -214,12 +233,34 @@ class Run:
         )
 
     def _retain(self) -> None:
+        saved = checkpoint.steps(self.config.run_dir)
         checkpoint.retain(
             self.config.run_dir,
             self.config.learner.keep_checkpoints,
             self.evaluations.best,
-            self.evaluations.unfinished,
+            {*self.evaluations.unfinished, *self.sentinels.needed(self.step, saved)},
         )
+
+    def _save_start(self) -> None:
+        """Save the weights that a run begins with where a rollback may ask for them: while actors
+        serve them.
+        """
+        begins = self.step == 0 < self.config.learner.total_steps
+        if begins and self.sentinels.rolls_back and 0 not in checkpoint.steps(self.config.run_dir):
+            self._save()
+
+    def _save(self) -> None:
+        with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
+            self.metrics.flush()  # the steps up to this checkpoint are not written again
+            checkpoint.save(
+                self.config,
+                self.step,
+                self.trainer,
+                self.tokenizer,
+                self.incarnation,
+                self.sentinels.rollbacks,
+            )
+        self.saved = self.step
 
     def _resume_replay(self) -> int:
         reply = self.reader.resume(self.step)

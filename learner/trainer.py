@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, distributed
 
-from configs.schema import Config
-from learner.algorithm.schedule import learning_rate
+from configs.schema import Config, LearnerConfig
+from learner.algorithm.schedule import at_scale, learning_rate
 from learner.batch import TrainingBatch
 from learner.imitation import imitate, measure
 from learner.model import peft_folder
@@ -23,7 +23,8 @@ from learner.model.placement import Placement
 from learner.model.state import load_state, save_state
 from learner.update import update
 
-Argument = Literal["shares", "tokens", "folder", "none"]  # what a collective method is given
+# What a collective method is given
+Argument = Literal["shares", "tokens", "folder", "number", "none"]
 Method = TypeVar("Method", bound=Callable[..., Any])
 STATE, CRITIC = "state", "critic"  # in a checkpoint
 NO_AVERAGES = Averages(None, None)
@@ -52,7 +53,7 @@ class Trainer:
         """Load `model_path` (default `model.path`); `placement`: where the ranks are, all on this
         host by default. Raises BadModel.
         """
-        self.config = config
+        self.config, self._scale = config, 1.0
         self.engine = Engine(config, model_path, placement)
         self.averages = Averages.begin(self.engine, config.learner)
         judged = config.learner.has_critic_model
@@ -63,13 +64,13 @@ class Trainer:
     def learn(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
         """Take one step on all ranks' shares (or this rank's alone); return its gauges."""
         share = self._own(shares)
-        return update(self.engine, self.averages, share, self.config.learner, self.critic)
+        return update(self.engine, self.averages, share, self._learner, self.critic)
 
     @collective("shares")
     def imitate(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
         """Take one supervised step on all ranks' shares of demonstrations; return its gauges."""
         share = self._own(shares)
-        gauges = imitate(self.engine, share, learning_rate(share.step, self.config.learner))
+        gauges = imitate(self.engine, share, learning_rate(share.step, self._learner))
         self.averages.update(self.engine)
         return gauges
 
@@ -125,11 +126,20 @@ class Trainer:
         if self.critic:
             load_state(folder / CRITIC, self.config, self.critic, NO_AVERAGES)
 
+    @collective("number")
+    def scale_rates(self, scale: float, /) -> None:
+        """Take the steps from here on at so many times the configured rates."""
+        self._scale = scale
+
     def close(self) -> None:
         """Release the engines, the last made first."""
         if self.critic:
             self.critic.close()
         self.engine.close()
+
+    @property
+    def _learner(self) -> LearnerConfig:
+        return at_scale(self.config.learner, self._scale)
 
     def _own(self, shares: Sequence[TrainingBatch]) -> TrainingBatch:
         return shares[self.rank] if len(shares) > 1 else shares[0]

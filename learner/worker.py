@@ -97,6 +97,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
     """Build the collaborators, train, and end the run in order, or leave it to another learner."""
     found = _checkpoint(config) if resume else None
     known, step = (found.manifest.incarnation, found.manifest.step) if found else (0, 0)
+    rollbacks = found.manifest.rollbacks if found else ()
     incarnation = next_incarnation(config.run_dir, known)
     _prepare_torch(config)
     from learner.evaluations import Evaluations
@@ -120,7 +121,7 @@ def work(config: Config, stop: StopSwitch, resume: bool) -> Exit:
             publisher=publisher,
             metrics=metrics,
             evaluations=Evaluations(config.run_dir, step if resume else None, config.learner.best),
-            sentinels=Sentinels(config, step),
+            sentinels=Sentinels(config, step, rollbacks),
             incarnation=incarnation,
             stop=stop,
             step=step,
@@ -174,7 +175,7 @@ def _load(
     trainer = lead(config)
     with checkpoint.saving(config, "restoring the checkpoint"):
         if found:
-            trainer.restore(found.folder)
+            take_up(found, trainer)
         tokenizer = AutoTokenizer.from_pretrained(
             config.model.path,
             local_files_only=True,
@@ -182,6 +183,13 @@ def _load(
         )
     announce_ready()
     return trainer, tokenizer
+
+
+def take_up(found: checkpoint.Checkpoint, trainer: "Trainer") -> None:
+    """Have the trainer go on from a checkpoint, at the rates of after its last rollback."""
+    trainer.restore(found.folder)
+    for made in found.manifest.rollbacks[-1:]:
+        trainer.scale_rates(made.scale)
 
 
 def _finish(config: Config, incarnation: int, replay: Address, step: int, cause: str) -> Exit:

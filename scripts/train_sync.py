@@ -201,7 +201,7 @@ class Watch:
 
     def take(self, step: int, gauges: dict[str, float]) -> None:
         """Judge a step, and print what those say that begin to fire."""
-        told, self.wrong = self._sentinels.judge(step, gauges)
+        told, self.wrong, _ = self._sentinels.judge(step, gauges)
         for line in self._announcer.lines(step, gauges | told):
             print(broken(line, FILE_WIDTH), flush=True)
 
@@ -317,6 +317,11 @@ def sync(options: SyncOptions) -> int:
         config = preflight.checked(options.config, options.overrides, here)
         if config.learner.ranks > 1:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
+        for rule in config.sentinels.roll_back:
+            raise ConfigError(
+                f"sentinels.{rule} = 'rollback': forage sync saves no checkpoint to go back to "
+                "before its end: set it to 'stop', or take forage train"
+            )
         recorded = recorded_batches(options.recorded) if options.recorded else None
         begin("sync")
         import torch

@@ -2,6 +2,8 @@
 
 import math
 
+from msgspec.structs import replace
+
 from configs.schema import LearnerConfig
 
 
@@ -19,6 +21,16 @@ def learning_rate(step: int, config: LearnerConfig) -> float:
     if config.lr_schedule == "cosine":
         decay = 0.5 - 0.5 * math.cos(math.pi * decay)
     return config.lr * warmup * decay
+
+
+def at_scale(config: LearnerConfig, scale: float) -> LearnerConfig:
+    """The learner with so many times its rates, also a critic's."""
+    if scale == 1.0:
+        return config
+    critic = config.critic
+    if config.baseline == "critic":
+        critic = replace(critic, lr=critic.lr * scale)
+    return replace(config, lr=config.lr * scale, critic=critic)
 
 
 def scaled_rate(rate: float, ess: float, base: float | None) -> float:

@@ -172,6 +172,21 @@ def median_of(name: str) -> str:
     return f"learner/sentinel_{name}_median"
 
 
+ROLLBACKS = "learner/rollbacks"  # how many have been made
+ROLLED_BACK_TO = "learner/rolled_back_to"  # in the step of one: whose weights were taken up
+RATE_SCALE = "learner/rate_scale"  # of the configured rates, from the next step on
+
+
+def rolled_back(step: int, gauges: Mapping[str, float]) -> str:
+    """What a step's gauges say of a rollback; empty where there was none."""
+    if (to := gauges.get(ROLLED_BACK_TO)) is None:
+        return ""
+    return (
+        f"rollback {gauges[ROLLBACKS]:.0f} at step {step}: the learner goes on from the weights of "
+        f"step {to:.0f}, at {gauges[RATE_SCALE]:.3g} of its configured rate (docs/sentinels.md)"
+    )
+
+
 def said(name: str, step: int, judged: float | None) -> str:
     """What a rule says at a step, given the median that it judged, the remedy included."""
     rule = RULES[name]
@@ -189,7 +204,9 @@ class Announcer:
         self._fired: set[str] = set()
 
     def lines(self, step: int, gauges: Mapping[str, float]) -> list[str]:
-        """What those say that do not fire since the step before."""
+        """What those say that do not fire since the step before, and that the learner goes back."""
         fired = {name for name in RULES if gauges.get(gauge_of(name))}
         begun, self._fired = sorted(fired - self._fired), fired
-        return [said(name, step, gauges.get(median_of(name))) for name in begun]
+        lines = [said(name, step, gauges.get(median_of(name))) for name in begun]
+        back = rolled_back(step, gauges)
+        return [*lines, back] if back else lines

@@ -7,17 +7,29 @@ last line counts. Nothing here imports torch.
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
 from configs.runtime.files import replacing
 from configs.schema import Config
-from learner.health.rules import RULES, Rule, gauge_of, median_of, reward_of, said
+from learner.health.rollback import Rollback, needed, newest_before
+from learner.health.rules import (
+    RATE_SCALE,
+    ROLLBACKS,
+    ROLLED_BACK_TO,
+    RULES,
+    Rule,
+    gauge_of,
+    median_of,
+    reward_of,
+    said,
+)
 
 FILE_NAME = "sentinels.jsonl"
 NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
@@ -28,52 +40,93 @@ WAY_ON = (
 _log = logging.getLogger(__name__)
 
 
-class Noted(msgspec.Struct, frozen=True):
-    """A line of the file: a step's watched gauges, and the rules that fired."""
+class Noted(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the file: a step's watched gauges, the rules that fired, and the rollback."""
 
     step: int
     gauges: dict[str, float]
     fired: tuple[str, ...] = ()
+    rollback: Rollback | None = None
+
+
+class Verdict(NamedTuple):
+    """The answer to a step: the sentinels' own gauges, why the run is to stop (empty: it goes on),
+    and the rollback that is to be made.
+    """
+
+    told: dict[str, float]
+    stop: str = ""
+    rollback: Rollback | None = None
 
 
 class Series:
-    """What one rule is judged by: the values of its warm-up, and the newest of its window; and its
-    verdict, which stands until a step has the gauge again.
+    """What one rule is judged by: the values of its warm-up, and the newest of its window, with
+    their steps; and its verdict, which stands until a step has the gauge again.
     """
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._first: list[float] = []
-        self._newest = deque[float](maxlen=rule.window)
+        self._first: list[tuple[int, float]] = []
+        self._newest = deque[tuple[int, float]](maxlen=rule.window)
         self._rewards = deque[float](maxlen=rule.window)
-        self._fires = False
+        self._fires, self._since = False, 0
 
     @property
     def median(self) -> float:
         """What the newest verdict is of; a window that is empty has none."""
-        return median(self._newest)
+        return median(value for _, value in self._newest)
 
-    def take(self, gauges: Mapping[str, float]) -> bool:
+    @property
+    def first(self) -> int | None:
+        """The first step of its window, and where it fires of that in which it began to; None where
+        the window is empty.
+        """
+        if self._fires:
+            return self._since
+        return self._newest[0][0] if self._newest else None
+
+    def forget(self, since: int) -> None:
+        """Begin anew, with no more than what its warm-up has of the steps before this one."""
+        self._first = [(step, value) for step, value in self._first if step < since]
+        self._newest.clear()
+        self._rewards.clear()
+        self._fires = False
+
+    def take(self, step: int, gauges: Mapping[str, float]) -> bool:
         """Take a step's gauges; return whether the rule fires."""
         if (value := gauges.get(self._rule.gauge)) is None:
             return self._fires
         if len(self._first) < self._rule.warm_up:
             if value:  # 0 tells nothing of what is usual: a step without signal has no gradient
-                self._first.append(value)
+                self._first.append((step, value))
         else:
-            self._newest.append(value)
+            self._newest.append((step, value))
         if (reward := reward_of(gauges)) is not None:
             self._rewards.append(reward)
-        self._fires = self._rule.fires([*self._first, *self._newest], list(self._rewards))
-        return self._fires
+        values = [value for _, value in (*self._first, *self._newest)]
+        fires = self._rule.fires(values, list(self._rewards))
+        if fires and not self._fires:
+            self._since = self._newest[0][0]
+        self._fires = fires
+        return fires
 
 
 class Sentinels:
-    """Judges the steps of a run in order, and notes them."""
+    """Judges the steps of a run in order, and notes them.
 
-    def __init__(self, config: Config, resumed_after: int = 0) -> None:
-        """Know what is noted of the steps up to `resumed_after`, and forget those behind it."""
+    After a rollback all rules begin anew: their windows are of weights that are gone, and so may be
+    what the next `replay.max_staleness` steps are trained on.
+    """
+
+    def __init__(
+        self, config: Config, resumed_after: int = 0, rollbacks: Sequence[Rollback] = ()
+    ) -> None:
+        """Know what is noted of the steps up to `resumed_after`, with the rollbacks made in them,
+        and forget those behind it.
+        """
         self._path = Path(config.run_dir) / FILE_NAME
+        self._config, self._staleness = config.sentinels, config.replay.max_staleness
+        self.rollbacks: tuple[Rollback, ...] = ()
         actions = {name: getattr(config.sentinels, name) for name in RULES}
         if config.learner.baseline in NO_GROUPS:
             actions["no_signal"] = "off"
@@ -82,35 +135,99 @@ class Sentinels:
         self._watched = sorted({gauge for rule in RULES.values() for gauge in rule.watched})
         if self._path.exists():
             with replacing(self._path) as draft, draft.open("wb") as file:
-                file.writelines(map(_line, self._known(resumed_after)))
+                file.writelines(map(_line, self._known(resumed_after, rollbacks)))
+        self.rollbacks = tuple(rollbacks)
 
-    def judge(self, step: int, gauges: Mapping[str, float]) -> tuple[dict[str, float], str]:
-        """Take the gauges of a step; return the sentinels' own, 1 where one fires and the median
-        that it judged, and why the run is to stop: empty where it goes on.
+    @property
+    def rolls_back(self) -> bool:
+        """True where a rule has the learner go back."""
+        return "rollback" in self._on.values()
+
+    @property
+    def scale(self) -> float:
+        """How many times the configured rates are taken now."""
+        return self.rollbacks[-1].scale if self.rollbacks else 1.0
+
+    def needed(self, step: int, saved: Iterable[int]) -> list[int]:
+        """Of the saved steps those whose checkpoint a rollback after `step` may ask for."""
+        if not self.rolls_back:
+            return []
+        own = [each.first for name, each in self._series.items() if self._goes_back(name)]
+        first = min((each for each in own if each is not None), default=step + 1)
+        return needed(first, saved, self.rollbacks)
+
+    def judge(self, step: int, gauges: Mapping[str, float], saved: Iterable[int] = ()) -> Verdict:
+        """Take the gauges of a step; say 1 where a rule fires, with the median that it judged, and
+        what is to be done. A rollback, to one of the `saved` steps, then counts as made.
         """
         given = {name: gauges[name] for name in self._watched if name in gauges}
         watched = {name: value for name, value in given.items() if isfinite(value)}
-        fired = self._take(watched)
-        noted = Noted(step, watched, fired)
+        fired = self._take(step, watched)
+        told = {gauge_of(name): float(name in fired) for name in self._on}
+        told |= {median_of(name): self._series[name].median for name in fired}
+        told["learner/sentinels_fired"] = float(len(fired))
+        stop, rollback = self._answer(step, fired, saved)
+        self._note(Noted(step, watched, fired, rollback))
+        if rollback:
+            self._begin_anew(rollback)
+            told[ROLLED_BACK_TO] = float(rollback.to)
+        if self.rolls_back or self.rollbacks:
+            told |= {ROLLBACKS: float(len(self.rollbacks)), RATE_SCALE: self.scale}
+        return Verdict(told, stop, rollback)
+
+    def _answer(
+        self, step: int, fired: Sequence[str], saved: Iterable[int]
+    ) -> tuple[str, Rollback | None]:
+        """Why the run is to stop, and the rollback that is made if it is not."""
+        if stop := next((name for name in fired if self._on[name] == "stop"), ""):
+            return self._why(stop, step), None
+        back = {name: self._series[name].first or 0 for name in fired if self._goes_back(name)}
+        if not back:
+            return "", None
+        rule = min(back, key=back.__getitem__)
+        if len(self.rollbacks) >= self._config.rollbacks:
+            made = f"sentinels.rollbacks = {self._config.rollbacks} have been made"
+            return self._why(rule, step, made), None
+        since = back[rule]
+        to = newest_before(since, saved, self.rollbacks)
+        if to is None:
+            none = f"there is no good checkpoint of before step {since} to go back to"
+            return self._why(rule, step, none), None
+        scale = self.scale * self._config.rollback_rate
+        return "", Rollback(step=step, since=since, to=to, rule=rule, scale=scale)
+
+    def _why(self, rule: str, step: int, more: str = "") -> str:
+        line = said(rule, step, self._series[rule].median)
+        return "; ".join(filter(None, (line, more, WAY_ON.format(rule))))
+
+    def _goes_back(self, rule: str) -> bool:
+        return self._on.get(rule) == "rollback"
+
+    def _begin_anew(self, made: Rollback) -> None:
+        self.rollbacks += (made,)
+        for series in self._series.values():
+            series.forget(made.since)
+
+    def _note(self, noted: Noted) -> None:
         try:
             with self._path.open("ab") as file:
                 file.write(_line(noted))
         except OSError as error:  # a full disk: the run may outlive it
-            _log.warning("%s: step %d is not noted: %s", self._path, step, error)
-        told = {gauge_of(name): float(name in fired) for name in self._on}
-        told |= {median_of(name): self._series[name].median for name in fired}
-        stop = next((name for name in fired if self._on[name] == "stop"), "")
-        why = f"{said(stop, step, told[median_of(stop)])}; {WAY_ON.format(stop)}" if stop else ""
-        return told | {"learner/sentinels_fired": float(len(fired))}, why
+            _log.warning("%s: step %d is not noted: %s", self._path, noted.step, error)
 
-    def _known(self, resumed_after: int) -> Iterator[Noted]:
+    def _known(self, resumed_after: int, rollbacks: Sequence[Rollback]) -> Iterator[Noted]:
         for noted in read_notes(self._path.parent):
             if noted.step <= resumed_after:
-                self._take(noted.gauges)
+                self._take(noted.step, noted.gauges)
+                for made in rollbacks:
+                    if made.step == noted.step:
+                        self._begin_anew(made)
                 yield noted
 
-    def _take(self, gauges: Mapping[str, float]) -> tuple[str, ...]:
-        fired = [name for name, series in self._series.items() if series.take(gauges)]
+    def _take(self, step: int, gauges: Mapping[str, float]) -> tuple[str, ...]:
+        if self.rollbacks and step <= self.rollbacks[-1].step + self._staleness:
+            return ()
+        fired = [name for name, series in self._series.items() if series.take(step, gauges)]
         return tuple(name for name in fired if name in self._on)
 
 

@@ -16,7 +16,8 @@ LEARNING: Charts = {
     "turns and rollouts that fail": ("learner/malformed_fraction", "learner/limit_fraction"),
 }
 STABLE: Charts = {
-    "sentinels that fire": ("learner/sentinels_fired",),
+    "sentinels that fire, and rollbacks": ("learner/sentinels_fired", "learner/rollbacks"),
+    "learning rate": ("learner/lr", "learner/critic_lr"),
     "entropy": ("learner/entropy",),
     "gradient norm": ("learner/grad_norm", "learner/critic_grad_norm"),
     "likelihood of what was rewarded, and of what was not": (

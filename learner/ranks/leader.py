@@ -105,6 +105,8 @@ def _encode(argument: Argument, given: tuple[Any, ...], rank: int) -> Any:
             return list(given[0])
         case "folder":
             return str(given[0])
+        case "number":
+            return float(given[0])
         case "none":
             return None
 
@@ -117,6 +119,8 @@ def _decode(argument: Argument, value: Any) -> tuple[Any, ...]:
             return (value,)
         case "folder":
             return (Path(value),)
+        case "number":
+            return (value,)
         case "none":
             return ()
 

@@ -136,11 +136,13 @@ def warning(run_dir: Path, free: int, found: Forecast) -> str:
 
 def most_checkpoints(config: Config) -> int:
     """How many there are at once: those that are kept, the best where there are evaluations, and
-    the one that is being written; never more than a run makes, of which the best is one.
+    the one that is being written, where a sentinel goes back two for it; never more than a run
+    makes, of which the best is one.
     """
-    learner = config.learner
+    learner, back = config.learner, config.sentinels.roll_back
     made = math.ceil(learner.total_steps / learner.checkpoint_every)
-    return min(made, learner.keep_checkpoints + bool(config.questions.eval) + 1)
+    made += (1 + config.sentinels.rollbacks) * bool(back)  # the start's, and one each rollback
+    return min(made, learner.keep_checkpoints + bool(config.questions.eval) + 1 + 2 * bool(back))
 
 
 def log_bytes(config: Config) -> int:

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from learner.health.rules import RULES, gauge_of
+from learner.health.rules import RATE_SCALE, ROLLBACKS, RULES, gauge_of
 from replay.protocol import EvalResult, StepReport
 from scripts.terminal import clean
 
@@ -223,7 +223,10 @@ def _engines(gauges: Mapping[str, float]) -> Sequence[tuple[str, str]]:
 def _sentinels(gauges: Mapping[str, float]) -> Sequence[tuple[str, str]]:
     judged = [name for name in RULES if gauge_of(name) in gauges]
     fired = [(name, "bold yellow") for name in judged if gauges[gauge_of(name)]]
-    return fired or [("none fires", "green")] if judged else []
+    told = fired or [("none fires", "green")] if judged else []
+    if made := gauges.get(ROLLBACKS):
+        told.append((f"rollbacks {made:.0f}, rate x {gauges[RATE_SCALE]:.3g}", "yellow"))
+    return told
 
 
 def _actor_rows(facts: Facts) -> Iterable[Row]:

@@ -1,10 +1,10 @@
 """A run's rollouts in colour: the policy's tokens green, passages cyan, corrections yellow. Before
-them, what each data set came to and the sentinels that fired.
+them, what each data set came to, the sentinels that fired and what they went back to.
 """
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,7 +17,7 @@ from configs.load import ConfigError, load
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
 from learner.health.rules import RULES
-from learner.health.sentinels import Span, read_notes, spans
+from learner.health.sentinels import Noted, Span, read_notes, spans
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
 from replay.log.history import GroupHistory
@@ -169,6 +169,19 @@ def alarm(span: Span) -> str:
     return f"sentinel {span.name}, {steps}" + (f": {rule.means}; {rule.remedy}" if rule else "")
 
 
+def _alarms(notes: Sequence[Noted], step: int | None) -> Iterator[str]:
+    """The sentinels that fired, and the rollbacks: all, or those of a step."""
+    for span in spans(notes):
+        if step is None or span.first <= step <= span.last:
+            yield alarm(span)
+    for made in filter(None, (noted.rollback for noted in notes)):
+        if step in (None, made.step):
+            yield (
+                f"rollback, step {made.step}: by sentinel {made.rule} to the weights of step "
+                f"{made.to}, from there on at {made.scale:.3g} of the configured rate"
+            )
+
+
 def load_tokenizer(model_path: str) -> Tokenizer:
     """The model folder's own `tokenizer.json`. Raises ConfigError when there is none."""
     path = Path(model_path) / "tokenizer.json"
@@ -186,8 +199,8 @@ class ShowOptions(Options):
 
 
 def show(options: ShowOptions) -> None:
-    """Print which sentinels fired, and rollouts; say how many were compacted away. Raises
-    ConfigError, ReplayError.
+    """Print which sentinels fired, the rollbacks, and rollouts; say how many were compacted away.
+    Raises ConfigError, ReplayError.
     """
     console = Console(highlight=False, soft_wrap=True)
     log = log_of(options.run)
@@ -195,9 +208,8 @@ def show(options: ShowOptions) -> None:
     tokenizer = load_tokenizer(config.model.path)
     if options.step is None:
         _print_scores(console, options.run, config.learner.best)
-    for span in spans(read_notes(options.run)):
-        if options.step is None or span.first <= options.step <= span.last:
-            console.print(Text(clean(alarm(span)), "bold yellow"))
+    for line in _alarms(list(read_notes(options.run)), options.step):
+        console.print(Text(clean(line), "bold yellow"))
     gone, any_shown = Gone(), False
     found = rollouts(options.run, options.step, options.question, gone)
     for shown in awaited(islice(found, options.limit), reading(log)):

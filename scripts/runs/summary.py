@@ -13,7 +13,7 @@ import numpy as np
 
 from configs.runtime.files import write_durably
 from configs.schema import Config
-from learner.health.rules import RULES, gauge_of
+from learner.health.rules import ROLLED_BACK_TO, RULES, gauge_of
 from replay.codec import decode_trajectory
 from replay.log import records
 from replay.log.event_log import read
@@ -164,6 +164,7 @@ def build(
         "restarts": restarts(path.parent),
         "dropped_groups_by_cause": dict(fold.dropped),
         "sentinels_fired_steps": _fired(fold.reports.values()),
+        "rollbacks": sum(ROLLED_BACK_TO in report for report in fold.reports.values()),
         "seed": config.seed,
     }
 

@@ -100,6 +100,7 @@ def findings(config: Config | None = None, runs: str = RUNS) -> Iterator[Finding
     run_dir = Path(config.run_dir if config and config.run_dir else runs).resolve()
     weights = weights_bytes(config.model.path) if config else 0
     kept = config.learner.keep_checkpoints + 1 if config else 0
+    kept += 2 if config and config.sentinels.roll_back else 0  # to go back to
     lock = REPOSITORY / "requirements" / ("cpu.lock" if on_cpu() else "gpu.lock")
     yield python(sys.version_info[:2])
     yield packages(lock)

@@ -130,11 +130,27 @@ def test_off_is_a_word_of_a_sentinel_though_yaml_reads_it_as_false(
     assert parse("sentinels: {ess: off}", [], "").sentinels.ess == "off"
 
 
-@pytest.mark.parametrize("action", ["rollback", "on"])
+@pytest.mark.parametrize("action", ["restart", "on"])
 def test_a_sentinel_cannot_do_what_is_no_action(yaml_file: Path, action: str) -> None:
-    said = r"sentinels\.ess = .* choose one of 'off', 'warn', 'stop'"
+    said = r"sentinels\.ess = .* choose one of 'off', 'warn', 'stop', 'rollback'"
     with pytest.raises(ConfigError, match=said):
         load(yaml_file, [f"sentinels.ess={action}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("sentinels.rollback_rate=0", r"sentinels\.rollback_rate = 0"),
+        ("sentinels.rollback_rate=1.5", r"sentinels\.rollback_rate = 1\.5"),
+        ("sentinels.rollbacks=0", r"sentinels\.rollbacks = 0"),
+    ],
+)
+def test_a_rollback_lowers_the_rate_and_may_be_made_once_at_least(
+    yaml_file: Path, override: str, said: str
+) -> None:
+    assert load(yaml_file, ["sentinels.rollback_rate=1"]).sentinels.rollback_rate == 1
+    with pytest.raises(ConfigError, match=said):
+        load(yaml_file, [override])
 
 
 def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:

@@ -60,10 +60,10 @@ def test_the_best_is_kept_too(config: Config, save: Callable[..., Path]) -> None
     assert names(config) == ["best", "step-4", "step-5"] and best.resolve().name == "step-5"
 
 
-def test_what_is_still_being_evaluated_is_kept(config: Config, save: Callable[..., Path]) -> None:
+def test_what_is_still_needed_is_kept(config: Config, save: Callable[..., Path]) -> None:
     for step in (20, 25, 30):
         save(step)
-        checkpoint.retain(config.run_dir, 1, lambda _: None, unfinished=[20, 40])
+        checkpoint.retain(config.run_dir, 1, lambda _: None, needed=[20, 40])
     assert names(config) == ["step-20", "step-30"]
     checkpoint.retain(config.run_dir, 1, lambda steps: 20 if 20 in steps else None)
     assert names(config) == ["best", "step-20", "step-30"]

@@ -99,8 +99,8 @@ def require_resumed(
 ) -> None:
     config = with_learner(config, dtype, zero_stage=stage, anchor="ema", kl_coef=0.1, lora=lora)
     with training(config) as trainer:
-        for each in batches[:2]:
-            trainer.learn([each])
+        trainer.export(tmp_path / "at-0")
+        first = [trainer.learn([each]) for each in batches[:2]]
         trainer.export(tmp_path / "at-2")
         expected = [trainer.learn([each]) for each in batches[2:]]
         last, noise = weights(trainer), torch.rand(3)
@@ -110,6 +110,19 @@ def require_resumed(
         assert equal(weights(trainer), last) and torch.equal(torch.rand(3), noise)
         trainer.restore(tmp_path / "at-2")  # also over a life that has gone on
         assert trainer.learn([batches[2]]) == expected[0]
+        trainer.restore(tmp_path / "at-0")  # where the optimiser has no moments yet
+        assert [trainer.learn([each]) for each in batches[:2]] == first
+
+
+def test_lower_rates_are_the_configured_ones_so_many_times(
+    config: Config, batches: list[TrainingBatch]
+) -> None:
+    with training(with_learner(config, zero_stage=0)) as trainer:
+        rates = [trainer.learn([batches[0]])["learner/lr"]]
+        for scale in (0.5, 0.25):
+            trainer.scale_rates(scale)
+            rates.append(trainer.learn([batches[1]])["learner/lr"])
+        assert rates == [1e-2, 0.5e-2, 0.25e-2]
 
 
 def exported_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -161,8 +174,9 @@ def test_offloaded_steps_equal_those_on_the_device_and_resume_bit_for_bit(
         for name in ("learner/loss", "learner/grad_norm", "learner/entropy"):
             assert ours[name] == pytest.approx(theirs[name], rel=0.02, abs=1e-3), name
     with training(there) as trainer:
-        trainer.restore(tmp_path)
-        assert trainer.learn([batches[3]]) == expected
+        for _ in range(2):  # also over a life that has gone on
+            trainer.restore(tmp_path)
+            assert trainer.learn([batches[3]]) == expected
 
 
 @pytest.fixture(scope="module")

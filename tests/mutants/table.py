@@ -289,6 +289,23 @@ MUTANTS = (
         ("tests/learner/test_loop.py",),
     ),
     Mutant(
+        "gone back to weights that a rollback threw away",
+        "learner/health/rollback.py",
+        "if not any(each.to < step < each.step for each in made)",
+        "if step >= 0",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "a lowered rate forgotten at a resume",
+        "learner/worker.py",
+        "trainer.scale_rates(made.scale)",
+        "trainer.scale_rates(1.0)",
+        (
+            "tests/learner/test_rollback.py::"
+            "test_a_learner_that_dies_goes_on_from_what_was_rolled_back_bit_for_bit[committed]",
+        ),
+    ),
+    Mutant(
         "checkpoint named before it is on disk",
         "learner/checkpoint.py",
         "making(final, replaces=True)",

@@ -148,6 +148,10 @@ COMMANDS = [
     ("train BASE --resume", "train: no option --resume: did you mean forage resume?"),
     ("train BASE --gpus 4", "train: no option --gpus: forage memory and plan take it"),
     ("sync BASE learner.ranks=2 GOOD", "learner.ranks = 2: one process has one rank"),
+    (
+        "sync BASE sentinels.ess=rollback GOOD",
+        "sentinels.ess = 'rollback': forage sync saves no checkpoint to go back to",
+    ),
     ("resume lates", "RUN = 'lates': there is no such directory: did you mean runs/latest?"),
     (
         "resume runs/latest/logs",

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from learner.health.rules import Announcer
+from learner.health.rules import Announcer, rolled_back
 from replay.codec import WireTrajectory, decode_wire
 from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
@@ -225,8 +225,9 @@ class Index:
         self._gauges(run, record.step, record.gauges)
         published = told.lanes.report(record.now, record.gauges)
         self._step(run, placed, record.step, published)
+        back = rolled_back(record.step, record.gauges)
         for line in told.announcer.lines(record.step, record.gauges):
-            self._say(run, told, placed, ("sentinel", line))
+            self._say(run, told, placed, ("rollback" if line == back else "sentinel", line))
 
     def _step(self, run: int, placed: Placed, step: int, published: bool) -> None:
         self._base.execute(

@@ -76,13 +76,14 @@ def firing(steps: list[Gauges]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for step, gauges in enumerate(steps, 1):
         for name, each in series.items():
-            if each.take(gauges):
+            if each.take(step, gauges):
                 found.setdefault(name, []).append(step)
     return found
 
 
 def test_each_field_of_the_section_is_a_rule() -> None:
-    assert list(SentinelsConfig.__struct_fields__) == list(RULES) == list(WRONG)
+    *fields, rate, bound = SentinelsConfig.__struct_fields__
+    assert fields == list(RULES) == list(WRONG) and (rate, bound) == ("rollback_rate", "rollbacks")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +120,10 @@ RELATIVE = [name for name, rule in RULES.items() if rule.warm_up]
 def told(name: str, values: list[float | None]) -> list[bool]:
     """The verdicts of a rule on one value a step; None: a step without the gauge."""
     series, gauge = Series(RULES[name]), RULES[name].gauge
-    return [series.take({} if value is None else {gauge: value}) for value in values]
+    return [
+        series.take(step, {} if value is None else {gauge: value})
+        for step, value in enumerate(values, 1)
+    ]
 
 
 @pytest.mark.parametrize("name", RELATIVE)

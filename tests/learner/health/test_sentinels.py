@@ -24,8 +24,12 @@ def watching(
     return Sentinels(config, resumed_after)
 
 
+def judge(sentinels: Sentinels, step: int, gauges: dict[str, float]) -> Any:
+    return sentinels.judge(step, gauges)[:2]
+
+
 def played(sentinels: Sentinels, first: int, last: int, gauges: dict[str, float]) -> list[Any]:
-    return [sentinels.judge(step, gauges) for step in range(first, last + 1)]
+    return [judge(sentinels, step, gauges) for step in range(first, last + 1)]
 
 
 def test_a_warning_is_a_gauge_and_a_note_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -51,7 +55,7 @@ def test_off_tells_nothing_and_stop_says_why_with_two_ways_on(tmp_path: Path) ->
 def test_what_is_said_is_the_median_not_the_step_s_own_value(tmp_path: Path) -> None:
     sentinels = watching(tmp_path, ess="stop")
     played(sentinels, 1, WINDOW - 1, LOW)
-    told, why = sentinels.judge(WINDOW, FINE)
+    told, why = judge(sentinels, WINDOW, FINE)
     assert told[median_of("ess")] == 0.1 and "(learner/current_ess at 0.1, below 0.8" in why
 
 
@@ -90,7 +94,7 @@ def test_a_rule_that_was_off_knows_the_steps_before_once_it_is_on(tmp_path: Path
 
 def test_a_run_from_the_start_forgets_an_earlier_one(tmp_path: Path) -> None:
     played(watching(tmp_path), 1, WINDOW, LOW)
-    told, _ = watching(tmp_path).judge(1, LOW)
+    told, _ = judge(watching(tmp_path), 1, LOW)
     assert told[gauge_of("ess")] == 0.0 and len(list(read_notes(tmp_path))) == 1
 
 

@@ -119,8 +119,8 @@ def require_resumed(
 ) -> dict[str, torch.Tensor]:
     """Fail unless steps go on as if never interrupted; what is trained in the end."""
     with training(config) as trainer:
-        for each in batches[:2]:
-            trainer.learn([each])
+        trainer.export(tmp_path / "at-0")
+        first = [trainer.learn([each]) for each in batches[:2]]
         trainer.export(tmp_path / "at-2")
         expected = [trainer.learn([each]) for each in batches[2:]]
         last = weights(trainer)
@@ -130,6 +130,8 @@ def require_resumed(
         assert all(torch.equal(found, last[name]) for name, found in weights(trainer).items())
         trainer.restore(tmp_path / "at-2")  # also over a life that has gone on
         assert trainer.learn([batches[2]]) == expected[0]
+        trainer.restore(tmp_path / "at-0")  # where the optimiser has no moments yet
+        assert [trainer.learn([each]) for each in batches[:2]] == first
     return last
 
 

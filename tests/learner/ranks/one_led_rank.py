@@ -33,6 +33,10 @@ def work(folder: Path, config: Config) -> None:
     trainer.restore(folder / "at-1")
     gauges.append(trainer.learn(shares[1]))
     found = {"gauges": gauges, "probe": trainer.probe([3, 14, 15])}
+    trainer.scale_rates(0.0)  # on every rank: else its part of the weights moves
+    trainer.learn(shares[1])
+    found["still"] = trainer.probe([3, 14, 15])
+    trainer.scale_rates(1.0)
     found["measured"] = trainer.measure(shares[0])
     found["imitated"] = [trainer.imitate(shares[0])["learner/loss"] for _ in range(2)]
     (folder / "writing").write_bytes(msgspec.json.encode(found))

@@ -100,6 +100,7 @@ def test_the_leader_trains_exports_restores_and_dismisses(
 ) -> None:
     found = msgspec.json.decode((tmp_path / "steps").read_bytes())
     assert found["gauges"][0] == found["gauges"][1] and len(found["probe"]) == 2
+    assert found["still"] == found["probe"]
     assert found["imitated"][0] == pytest.approx(found["measured"], rel=1e-5)
     assert found["imitated"][1] < found["imitated"][0]
     assert sorted(path.name for path in (tmp_path / "at-1" / "state").iterdir()) == [
@@ -158,6 +159,7 @@ def test_every_collective_call_is_made_by_the_other_side(
         "shares": (shares,),
         "tokens": ([3, 14, 15],),
         "folder": (Path("at-1"),),
+        "number": (0.25,),
         "none": (),
     }
     argument, rendezvous, other = COLLECTIVES[name], Rendezvous(print), Recorder()

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from learner.health.rules import RULES, gauge_of, median_of
+from learner.health.rules import (
+    RATE_SCALE,
+    ROLLBACKS,
+    ROLLED_BACK_TO,
+    RULES,
+    gauge_of,
+    median_of,
+)
 from replay.protocol import EvalResult, SetResult, StepReport
 from scripts.fleet.console import LEGEND, Console
 
@@ -114,6 +121,19 @@ def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
     said = " ".join(" ".join(lines[begun[0] :]).split())
     assert "sentinel ess at step 2: a fifth of the batch" in said
     assert "(learner/current_ess at 0.2, below 0.8 over 10 steps)" in said
+
+
+def test_a_rollback_is_told_below_the_sentinel_that_asked_for_it() -> None:
+    fires = {gauge_of("ess"): 1.0, median_of("ess"): 0.2}
+    back = {ROLLBACKS: 1.0, ROLLED_BACK_TO: 20.0, RATE_SCALE: 0.5}
+
+    def speak(console: Console) -> None:
+        console.step(StepReport(31, fires | back), 80)
+        console.step(StepReport(32, {gauge_of("ess"): 0.0, ROLLBACKS: 1.0, RATE_SCALE: 0.5}), 80)
+
+    said = " ".join(" ".join(spoken(speak, 200, False)).split())
+    assert said.count("rollback") == 1 and said.index("sentinel ess") < said.index("rollback 1")
+    assert "from the weights of step 20, at 0.5 of its configured rate" in said
 
 
 @pytest.mark.parametrize("width", [80, 200])

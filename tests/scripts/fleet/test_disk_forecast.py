@@ -9,6 +9,7 @@ import pytest
 
 from configs.fleet import FleetConfig
 from configs.schema import Config, LearnerConfig, ModelConfig, QuestionsConfig, ReplayConfig
+from configs.sentinels import SentinelsConfig
 from scripts.fleet import disk_forecast
 from scripts.fleet.disk_forecast import (
     DiskWatch,
@@ -151,3 +152,10 @@ def test_a_checkpoint_counts_once(steps: int, evaluated: str, most: int) -> None
     learner = LearnerConfig(total_steps=steps, checkpoint_every=10, keep_checkpoints=3)
     questions = QuestionsConfig(eval=evaluated)
     assert most_checkpoints(Config(learner=learner, questions=questions)) == most
+
+
+@pytest.mark.parametrize(("steps", "most"), [(100, 6), (10, 5)])
+def test_what_a_sentinel_goes_back_to_is_reckoned(steps: int, most: int) -> None:
+    learner = LearnerConfig(total_steps=steps, checkpoint_every=10, keep_checkpoints=3)
+    sentinels = SentinelsConfig(ess="rollback")
+    assert most_checkpoints(Config(learner=learner, sentinels=sentinels)) == most

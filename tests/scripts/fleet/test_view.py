@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from configs.schema import Config, LearnerConfig
-from learner.health.rules import RULES, gauge_of
+from learner.health.rules import RATE_SCALE, ROLLBACKS, RULES, gauge_of
 from replay.protocol import EvalResult, Status, StepReport
 from scripts.fleet.console import Console
 from tests.scripts.terminals import run_in_terminal, screen
@@ -73,6 +73,12 @@ def test_80_columns_and_24_rows_hold_the_whole_run() -> None:
 def test_where_nothing_fires_it_says_so() -> None:
     rows = shown(lambda console: console.step(StepReport(21, GAUGES), 80))
     assert "sentinels  none fires" in rows
+
+
+def test_it_says_how_often_the_learner_went_back_and_its_rate() -> None:
+    back = {ROLLBACKS: 2.0, RATE_SCALE: 0.25}
+    rows = shown(lambda console: console.step(StepReport(21, GAUGES | back), 80))
+    assert "sentinels  none fires  rollbacks 2, rate x 0.25" in rows
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 200])

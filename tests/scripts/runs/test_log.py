@@ -11,6 +11,7 @@ from tokenizers.models import WordLevel
 
 from configs.load import parse, save
 from configs.schema import Config
+from configs.sentinels import SentinelsConfig
 from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.health.sentinels import Sentinels
 from replay.log import compaction, event_log, tail
@@ -128,6 +129,22 @@ def test_the_sentinels_that_fired_stand_before_the_rollouts(
     assert second == "sentinel [2Jess, step 13" and others[0].startswith("question ")
     assert cli.main(["show", str(run.path), "--step", "2"]) == 0
     assert "sentinel" not in capsys.readouterr().out
+
+
+def test_rollbacks_stand_behind_what_fired(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = Config(run_dir=str(run.path), sentinels=SentinelsConfig(ess="rollback"))
+    sentinels = Sentinels(given)
+    for step in range(1, 11):
+        sentinels.judge(step, {"learner/current_ess": 0.1}, [0])
+    assert cli.main(["show", str(run.path)]) == 0
+    fired, back, *_ = capsys.readouterr().out.splitlines()
+    assert fired.startswith("sentinel ess, step 10: ")
+    assert back.startswith(
+        "rollback, step 10: by sentinel ess to the weights of step 0, from there"
+    )
+    assert back.endswith("at 0.5 of the configured rate")
 
 
 def test_rollouts_are_shown_without_scores_that_cannot_be_read(

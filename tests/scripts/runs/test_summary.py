@@ -85,7 +85,16 @@ def config(tmp_path: Path) -> Config:
         *group(3, "eval", [1, 1], 102.0),
         GroupDropped(103.0, 2, "no_signal"),
         Sampled(104.0, 1, 3, (1,), (), {}),
-        Reported(109.0, 1, 2, {"sync/generation_pause_s": 0.1, "learner/sentinel_ess": 1.0}),
+        Reported(
+            109.0,
+            1,
+            2,
+            {
+                "sync/generation_pause_s": 0.1,
+                "learner/sentinel_ess": 1.0,
+                "learner/rolled_back_to": 0.0,
+            },
+        ),
         Reported(
             110.0, 1, 3, {"sync/updates": 4.0, "sync/refits": 1.0, "sync/generation_pause_s": 0.3}
         ),
@@ -108,7 +117,7 @@ def test_the_summary_is_what_the_log_says(config: Config) -> None:
     assert built["staleness_mean"] == pytest.approx((2 + 2 + 1) / 3, abs=1e-4)
     assert (built["staleness_max"], built["train_wall_s"]) == (2, 10.0)
     assert built["dropped_groups_by_cause"] == {"no_signal": 1}
-    assert built["sentinels_fired_steps"] == {"ess": 1}
+    assert built["sentinels_fired_steps"] == {"ess": 1} and built["rollbacks"] == 1
     assert (built["retrieval_requests"], built["lost_requests"]) == (3, 1)
     assert (built["weight_syncs"], built["refits"], built["token_mismatches"]) == (4, 1, 2)
     assert (built["generation_pause_share"], built["generation_pause_p99_s"]) == (0.04, 0.298)

@@ -113,6 +113,17 @@ def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:
     assert asked("api/rollouts", actor="actor").json()["count"] == 3
 
 
+def test_a_rollback_is_an_event(index_of: Callable[..., Index], recorded_run: RecordedRun) -> None:
+    recorded_run.train(0)
+    back = {"learner/rollbacks": 1.0, "learner/rolled_back_to": 0.0, "learner/rate_scale": 0.5}
+    recorded_run.report(1, back)
+    index = index_of(recorded_run.path)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        (run,) = client.get(f"/{KEY}/api/overview").json()["runs"]
+    (event,) = [each for each in run["events"] if each["kind"] == "rollback"]
+    assert event["step"] == 1 and event["said"].startswith("rollback 1 at step 1: the learner goes")
+
+
 def test_a_rollout_without_payload_or_tokenizer_says_so(
     index_of: Callable[..., Index], recorded_run: RecordedRun
 ) -> None:

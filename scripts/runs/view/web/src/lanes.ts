@@ -16,7 +16,7 @@ interface Pen { ctx: CanvasRenderingContext2D; width: number; height: number; x:
 
 const NEAR = 5; // pixels
 const CLICK = 4; // pixels that a click may move
-const ACROSS = ["restart", "checkpoint", "stop", "sentinel"]; // events drawn through all lanes
+const ACROSS = ["restart", "checkpoint", "rollback", "stop", "sentinel"]; // events drawn through all lanes
 const STEPS_S = [
   0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
   172800, 604800,

@@ -20,7 +20,7 @@ const PANELS: Panel[] = [
   { title: "Loss", gauges: ["learner/loss"] },
   { title: "Entropy", gauges: ["learner/entropy"] },
 ];
-const MARKED = ["restart", "checkpoint", "stop", "sentinel"];
+const MARKED = ["restart", "checkpoint", "rollback", "stop", "sentinel"];
 let chosen = "";
 
 /** The page. */

@@ -13,7 +13,7 @@ const KINDS: [string, string[]][] = [
   ["Replay, groups", ["ready", "filling"]],
 ];
 const EVENTS: [string, string][] = [
-  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["drop", "a rollout or a question is lost"],
+  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["rollback", "a rollback"], ["drop", "a rollout or a question is lost"],
   ["group", "a group is dropped"], ["actor", "an actor joins or leaves"], ["stop", "stop"],
 ];
 const MEANS: Record<string, string> = {
