@@ -18,6 +18,8 @@ RATE = 20 * 5e-4  # the demo's own is 5e-4
 def test_the_demo_recovers_from_a_rate_that_is_far_too_high(launch: Callable[..., Run]) -> None:
     run = launch(
         f"learner.lr={RATE}",
+        "learner.warmup_steps=25",  # it learns, and then falls
+        "replay.max_staleness=4",
         "learner.checkpoint_every=5",
         "sentinels.ess=rollback",
         "sentinels.likelihood=rollback",
