@@ -42,6 +42,7 @@ def soak(folder: Path, *words: str, fails: int = -1) -> tuple[int, str]:
     return done.returncode, done.stdout[-300:] + done.stderr
 
 
+@pytest.mark.slow
 def test_only_what_has_not_passed_is_run_again_until_all_is_asked_for(folder: Path) -> None:
     code, said = soak(folder, "long", fails=1)
     assert code == 1 and "1 failed, 2 passed, 2 deselected" in said

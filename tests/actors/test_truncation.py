@@ -106,6 +106,7 @@ def test_a_page_costs_what_is_kept_of_it(bpe_tokenizer: Any) -> None:
     assert not seen  # cached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spaced", [True, False])
 def test_cached_texts_are_bounded_in_memory(bpe_tokenizer: Any, spaced: bool) -> None:
     made, word = prompter(bpe_tokenizer, 20), "mayor " if spaced else "mayor"

@@ -68,6 +68,7 @@ print(shown, int(kept.sum()))
 """
 
 
+@pytest.mark.slow
 def test_torch_alone_is_enough_for_transports_and_staging() -> None:
     command = [sys.executable, "-c", ALONE.format(names=HEAVY)]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100)
@@ -183,6 +184,7 @@ def test_useful_operations_are_counted_as_by_hand() -> None:
     assert found == pytest.approx(by_hand, rel=0.02)  # norms and biases beside
 
 
+@pytest.mark.slow
 def test_the_heads_pieces_agree() -> None:
     figures = {each.name: each for each in head_pieces(16, 8, 300, "cpu")}
     assert figures["largest difference of log-probs"].good

@@ -108,6 +108,7 @@ def test_the_documented_search_is_answered_as_documented(tmp_path: Path) -> None
     assert reply == json.loads(answer)
 
 
+@pytest.mark.slow
 def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
     process = run()
     with httpx.Client(base_url=_url(process), trust_env=False) as client:
@@ -117,6 +118,7 @@ def test_it_ends_on_sigterm_with_a_client_connected(run: Run) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_it_says_that_it_leaves_before_it_does(run: Run) -> None:
     process = run("retrieval.drain_notice_s=60")
     url = _url(process)

@@ -182,6 +182,7 @@ async def test_an_actor_s_name_is_taken_while_its_holder_lives(fleet, monkeypatc
         await wait_applied(publisher, 1)
 
 
+@pytest.mark.slow
 async def test_who_joins_before_there_is_a_version_waits_while_the_learner_lives(fleet) -> None:
     fleet.add("actor-0", msgspec.structs.replace(fleet.config, join_deadline_s=2.5))
     with fleet.publisher(1) as publisher:
@@ -195,6 +196,7 @@ async def unanswered(tokens: list[int]) -> None:
     await asyncio.Event().wait()
 
 
+@pytest.mark.slow
 async def test_weights_that_nobody_verified_do_not_serve_after_a_broken_broadcast(
     fleet, monkeypatch
 ) -> None:

@@ -123,6 +123,7 @@ async def listening(port: int) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_a_servers_tools_are_used_and_its_refusals_are_text(spec: str) -> None:
     served = Served(spec, tool_limits={"pid": 1})
     add: Tool = served.tools["add"]

@@ -161,6 +161,7 @@ async def test_each_request_ends_at_its_own_stops(policy: TransformersPolicy) ->
     assert said[0] == said[1] and said[0][0] != said[0][1]
 
 
+@pytest.mark.slow
 async def test_tags_of_several_tokens_stop_by_their_text(
     spoken_model_path: Path, bpe_tokenizer: Any
 ) -> None:

@@ -138,6 +138,7 @@ async def test_a_server_that_stays_silent_is_given_up() -> None:
     assert "within" in cause and gauges["actor/judge_failures_count"] == 1
 
 
+@pytest.mark.slow
 async def test_a_late_reply_leaves_time_for_another_attempt() -> None:
     verdict, gauges, _ = await verdict_of(None, says("yes"), timeout_s=4.0)
     assert verdict == 1.0 and gauges["actor/judge_retried_count"] == 1

@@ -73,6 +73,7 @@ def test_whoever_has_not_asked_linux_dies_of_it() -> None:
     assert not amx.works(UNPERMITTED)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HERE, reason="this processor has no AMX that works")
 def test_where_the_trial_lives_torch_multiplies_rightly() -> None:
     environment = {**os.environ, MOST: WITH, "ONEDNN_VERBOSE": "1"}

@@ -183,6 +183,7 @@ async def test_what_is_delivered_while_replay_is_away_arrives_once(
     replay.check(kills=1)
 
 
+@pytest.mark.slow
 async def test_a_lease_given_back_meanwhile_is_leased_again(replay, learner) -> None:
     learner.resume(0)
     async with writer(replay) as actor:
@@ -352,6 +353,7 @@ def test_an_observer_does_not_wait_for_a_process_that_has_ended(replay, learner)
         assert time.monotonic() - begun < 10.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replay", [1.5], indirect=True, ids=["soon"])
 async def test_an_actor_that_was_taken_for_lost_comes_back(replay, learner, rollout) -> None:
     learner.resume(0)
@@ -390,6 +392,7 @@ def test_another_configuration_is_refused(replay, learner, capsys) -> None:
     assert "replay.max_staleness = 2: the event log has 1" in said
 
 
+@pytest.mark.slow
 def test_a_replay_killed_before_it_wrote_anything_begins(replay, learner) -> None:
     learner.resume(0)
     replay.kill()

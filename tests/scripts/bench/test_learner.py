@@ -63,6 +63,7 @@ def test_a_stopwatch_counts_what_it_is_told_to() -> None:
     assert watched.pop() == 3 and seconds["sorting"] > 0.0 and len(seconds) == 1
 
 
+@pytest.mark.slow
 def test_the_peak_is_what_the_work_needed_at_its_worst() -> None:
     def work() -> int:
         large = torch.ones(64 << 20, dtype=torch.uint8)

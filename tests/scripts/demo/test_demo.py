@@ -116,6 +116,7 @@ print([name for name in ("torch", "transformers", "vllm") if name in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_cached_task_is_launched_without_torch(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CACHED, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

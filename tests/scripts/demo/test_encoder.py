@@ -127,6 +127,7 @@ def plain(facts: Sequence[Fact]) -> list[str]:
     return [f"{fact.relation} of {fact.subject}" for fact in facts]
 
 
+@pytest.mark.slow
 def test_a_brief_training_finds_held_out_facts_among_all_the_others(
     brief: Path, corpus: Path, held_out: tuple[Fact, ...]
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_start_of_ray_that_does_not_end_is_named(tmp_path: Path) -> None:
     assert done.stderr.endswith(": run the same command again\n")
 
 
+@pytest.mark.slow
 def test_a_start_of_ray_that_holds_the_interpreter_ends_too(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STALLED, str(tmp_path), "locked"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=50)

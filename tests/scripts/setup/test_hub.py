@@ -331,6 +331,7 @@ def ran(tmp_path: Path, *words: str, **environment: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow
 def test_a_command_that_is_offline_itself_resolves_names_first(
     tmp_path: Path, served: FakeHub
 ) -> None:

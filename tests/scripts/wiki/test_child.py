@@ -45,6 +45,7 @@ def test_a_program_that_does_not_end_is_ended_at_the_deadline(tmp_path: Path) ->
     assert code == -signal.SIGKILL and "ended by us: not done after 0.5 s" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [(signal.SIGTERM, 130), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)],

@@ -71,6 +71,7 @@ def test_an_npm_package_of_another_digest_is_refused_and_nothing_is_left(
     assert not left(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wheel", "npm"])
 def test_a_download_that_is_cut_off_is_no_other_digest(
     kind: str, registries: Registries, tmp_path: Path

@@ -121,6 +121,7 @@ def test_what_is_made_is_found_and_what_is_not_is_named(folder: Path, files: Wik
     files.model.rmdir()
 
 
+@pytest.mark.slow
 def test_what_was_interrupted_goes_on_to_the_same_bytes(
     folder: Path, files: WikiFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_the_figures_have_their_names(
     assert {*bench.GOALS} <= {*found} and "missed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 async def test_sessions_are_played_and_looked_at(word_tokenizer: Any) -> None:
     config = config_of()
     prompter = Prompter(word_tokenizer, config.questions, config.actors)
@@ -59,6 +60,7 @@ async def test_sessions_are_played_and_looked_at(word_tokenizer: Any) -> None:
     assert not asyncio.all_tasks() - {asyncio.current_task()}
 
 
+@pytest.mark.slow
 async def test_the_figures_of_two_servers(word_tokenizer: Any) -> None:
     config = config_of()
     prompter = Prompter(word_tokenizer, config.questions, config.actors)

@@ -250,6 +250,7 @@ def make_bench(policy: Any, tokenizer: Any, server: tuple[str, int], config: Con
     return Bench(config, policy, prompter, QUESTIONS, server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["continuous", "sync", "lockstep"])
 async def test_a_cell_is_measured_on_a_real_server(
     server: tuple[str, int], loop: Loop, word_tokenizer: Any
