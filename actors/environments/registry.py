@@ -118,7 +118,7 @@ def require_turns(config: Config) -> None:
     if config.environment.name == PROGRAM:
         raise ConfigError(
             "environment.name = 'program': a program is not played turn by turn here: run it in "
-            "forage train, sync or evaluate, or name another environment"
+            "forage train, sync, evaluate or try, or name another environment"
         )
 
 
