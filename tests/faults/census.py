@@ -62,6 +62,11 @@ class Growth:
         return self.held[-1] / self.held[0] - 1.0
 
     @property
+    def more(self) -> int:
+        """Bytes of memory that it holds more in the last tenth than in the first."""
+        return self.held[-1] - self.held[0]
+
+    @property
     def further(self) -> int:
         """How many more descriptors it has in the last tenth."""
         return self.descriptors[-1] - self.descriptors[0]

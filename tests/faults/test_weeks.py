@@ -99,12 +99,24 @@ def test_a_half_in_which_all_went_well_breaks_no_promise() -> None:
         ({"pressure": {"loris/head/held": 2}}, "2 × loris/head/held"),
         ({"pressure": {"strangers/replay/answered": 1}}, "1 × strangers/replay/answered"),
         ({"growths": ()}, "replay did not live through what is judged"),
-        ({"growths": (Growth("x", 7, (1000, 1021), (3, 3)),)}, "memory of x (7) rose by 2.1%"),
+        (
+            {"growths": (Growth("replay", 7, (9, 10), (3, 3)),)},
+            "memory of replay (7) rose by 11.1%",
+        ),
+        (
+            {"growths": (Growth("raylet", 7, (11 << 20, (12 << 20) + 1), (3, 3)),)},
+            "memory of raylet (7) rose by 9.1%",
+        ),
         ({"growths": (Growth("x", 7, (1000, 1000), (3, 12)),)}, "x (7) has 9 more descriptors"),
     ],
 )
 def test_each_broken_promise_is_named(change: dict[str, object], said: str) -> None:
     assert said in msgspec.structs.replace(WELL, **change).broken
+
+
+def test_a_process_of_ray_may_hold_a_megabyte_more() -> None:
+    raylet = Growth("raylet", 7, (11 << 20, 12 << 20), (61, 61))
+    assert msgspec.structs.replace(WELL, growths=(*WELL.growths, raylet)).broken == []
 
 
 def test_the_second_half_needs_the_first(
