@@ -23,6 +23,13 @@ from tests.faults.victims import KINDS
 from tests.faults.weeks import JUDGED, Half, Times, main
 
 OVER = Stretch(1000.0, 2200.0)
+
+
+def grown(name: str, first: int, last: int, descriptors: tuple[int, int] = (30, 32)) -> Growth:
+    """Of a process that held more for a while in the last tenth."""
+    return Growth(name, 7, (first, 2 * last), (first, last), descriptors)
+
+
 WELL = Half(
     minutes=30.0,
     kills=dict.fromkeys(KINDS, 1),
@@ -36,7 +43,7 @@ WELL = Half(
     },
     snapshots=3,
     saved=(5, 10),
-    growths=tuple(Growth(name, 7, (1000, 1019), (30, 32)) for name in JUDGED),
+    growths=tuple(grown(name, 1000, 1019) for name in JUDGED),
     left=(),
 )
 
@@ -45,11 +52,13 @@ def samples(sizes: dict[float, int]) -> list[Sample]:
     return [Sample(at_s, size, size // 10) for at_s, size in sizes.items()]
 
 
-def test_growth_is_from_the_median_of_the_first_tenth_to_that_of_the_last() -> None:
+def test_growth_is_from_the_least_of_the_first_tenth_to_that_of_the_last() -> None:
     first = {990.0: 1, 1000.0: 100, 1050.0: 900, 1119.0: 100}
     found = growth("replay", 7, samples(first | {1121.0: 5000, 2081.0: 130, 2200.0: 110}), OVER)
     assert found is not None
-    assert found.held == (100, 5000, 120) and found.rise == pytest.approx(0.2)
+    assert found.held == (100, 5000, 120) and found.median_rise == pytest.approx(0.2)
+    assert found.least == (100, 5000, 110) and found.rise == pytest.approx(0.1)
+    assert found.more == 10
     assert found.descriptors == (10, 500, 11) and found.further == 1
 
 
@@ -100,14 +109,14 @@ def test_a_half_in_which_all_went_well_breaks_no_promise() -> None:
         ({"pressure": {"strangers/replay/answered": 1}}, "1 × strangers/replay/answered"),
         ({"growths": ()}, "replay did not live through what is judged"),
         (
-            {"growths": (Growth("replay", 7, (9, 10), (3, 3)),)},
+            {"growths": (grown("replay", 9, 10),)},
             "memory of replay (7) rose by 11.1%",
         ),
         (
-            {"growths": (Growth("raylet", 7, (11 << 20, (12 << 20) + 1), (3, 3)),)},
+            {"growths": (grown("raylet", 11 << 20, (12 << 20) + 1),)},
             "memory of raylet (7) rose by 9.1%",
         ),
-        ({"growths": (Growth("x", 7, (1000, 1000), (3, 12)),)}, "x (7) has 9 more descriptors"),
+        ({"growths": (grown("x", 1000, 1000, (3, 12)),)}, "x (7) has 9 more descriptors"),
     ],
 )
 def test_each_broken_promise_is_named(change: dict[str, object], said: str) -> None:
@@ -115,7 +124,7 @@ def test_each_broken_promise_is_named(change: dict[str, object], said: str) -> N
 
 
 def test_a_process_of_ray_may_hold_a_megabyte_more() -> None:
-    raylet = Growth("raylet", 7, (11 << 20, 12 << 20), (61, 61))
+    raylet = grown("raylet", 11 << 20, 12 << 20)
     assert msgspec.structs.replace(WELL, growths=(*WELL.growths, raylet)).broken == []
 
 

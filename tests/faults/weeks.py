@@ -319,9 +319,11 @@ def show(halves: Sequence[Half], figures: dict[str, Any]) -> None:
 
     console = Console()
     for number, one in enumerate(halves, 1):
-        table = Table("process", "pid", "MB", "rise", "descriptors", "more", title=f"half {number}")
+        heads = ("process", "pid", "MB", "rise", "of the median", "descriptors", "more")
+        table = Table(*heads, title=f"half {number}")
         for each in one.growths:
-            sizes = (f"{each.held[-1] / 1e6:,.1f}", f"{each.rise:+.2%}")
+            rises = (f"{each.rise:+.2%}", f"{each.median_rise:+.2%}")
+            sizes = (f"{each.least[-1] / 1e6:,.1f}", *rises)
             files = (str(each.descriptors[-1]), f"{each.further:+}")
             table.add_row(each.name, str(each.pid), *sizes, *files)
         console.print(table)
