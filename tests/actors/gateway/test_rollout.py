@@ -239,7 +239,7 @@ async def test_calls_that_no_record_could_hold_are_such_an_end_too(
         (
             "raise RuntimeError('boom')",
             r"^environment\.program\.entry_point = '.*/agent0\.py:answer': the program ended with "
-            r"exit status 1: RuntimeError: boom \(agent0\.py:20\): correct it$",
+            r"exit status 1: RuntimeError: boom \(agent0\.py:19\): correct it$",
         ),
         ("ask()\nos._exit(7)", r"exit status 7: correct it, or set environment\.program\.failures"),
         ("return 'kelu'", "the program ended well, without one completed call of the policy"),
