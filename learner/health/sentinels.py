@@ -186,7 +186,8 @@ class Sentinels:
             return "", None
         rule = min(back, key=back.__getitem__)
         if len(self.rollbacks) >= self._config.rollbacks:
-            return self._why(rule, step, _used(self._config.rollbacks)), None
+            used = _used(self._config.rollbacks, len(self.rollbacks))
+            return self._why(rule, step, used), None
         since = back[rule]
         to = newest_before(since, saved, self.rollbacks)
         if to is None:
@@ -265,10 +266,10 @@ def spans(lines: Iterable[Noted]) -> list[Span]:
     return found
 
 
-def _used(rollbacks: int) -> str:
+def _used(limit: int, made: int) -> str:
     return (
-        f"all {rollbacks} rollbacks (sentinels.rollbacks) are used: resume with "
-        f"sentinels.rollbacks={2 * rollbacks}, and maybe a lower sentinels.rollback_rate, or "
+        f"all rollbacks (sentinels.rollbacks = {limit}) are used: resume with "
+        f"sentinels.rollbacks={2 * made}, and maybe a lower sentinels.rollback_rate, or "
     )
 
 

@@ -125,7 +125,7 @@ def test_the_bound_and_the_lack_of_a_checkpoint_stop_it_by_name(tmp_path: Path) 
     sentinels = going_back(tmp_path, rollbacks=1)
     first, *_, last = played(sentinels, 1, WINDOW)[-1:] + played(sentinels, 11, 12 + WINDOW)
     assert first.rollback and last.rollback is None
-    assert "; all 1 rollbacks (sentinels.rollbacks) are used: resume with" in last.stop
+    assert "; all rollbacks (sentinels.rollbacks = 1) are used: resume with" in last.stop
     assert "sentinels.rollbacks=2, and maybe a lower sentinels.rollback_rate, or" in last.stop
     assert last.stop.startswith("sentinel ess at step 22: ") and "sentinels.ess=warn" in last.stop
     assert last.told["learner/rollbacks"] == 1.0 and last.told["learner/rate_scale"] == 0.5
