@@ -61,7 +61,14 @@ class EnvironmentFailed(ActorError):
 
 
 class ProgramFailed(ActorError):
-    """A program could not be run, ended with an error, was late, or never asked the policy."""
+    """A program could not be run, ended with an error, was late, or never asked the policy.
+
+    `errors`: the end of what it said on standard error.
+    """
+
+    def __init__(self, cause: str, errors: str = "") -> None:
+        super().__init__(cause)
+        self.errors = errors
 
 
 class PolicyError(ActorError):

@@ -26,7 +26,7 @@ class SentinelsConfig(Section, frozen=True):
     malformed: Action = "warn"  # turns are neither a search nor an answer
     repetition: Action = "warn"  # completions say the same again and again
     truncation: Action = "warn"  # rollouts end at a limit
-    # What a rollback makes of learner.lr and learner.critic.lr: so many times what they were
+    # each rollback multiplies learner.lr and learner.critic.lr by this
     rollback_rate: Annotated[float, Meta(gt=0.0, le=1.0), CHANGEABLE] = 0.5
     rollbacks: Annotated[Positive, CHANGEABLE] = 3  # of a run at most; then it is stopped
 

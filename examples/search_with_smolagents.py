@@ -14,7 +14,7 @@ import sys
 from openai import BadRequestError
 from smolagents import AgentGenerationError, LogLevel, OpenAIServerModel, ToolCallingAgent, tool
 
-# URL and key are in the environment. What is refused stays so: a retry would wait for a minute.
+# URL and key are in the environment. What is refused stays so: a retry would wait for minutes.
 MODEL = OpenAIServerModel("policy", retry=False)
 
 

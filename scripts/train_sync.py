@@ -319,8 +319,8 @@ def sync(options: SyncOptions) -> int:
             raise ConfigError(f"learner.ranks = {config.learner.ranks!r}: one process has one rank")
         for rule in config.sentinels.roll_back:
             raise ConfigError(
-                f"sentinels.{rule} = 'rollback': forage sync saves no checkpoint to go back to "
-                "before its end: set it to 'stop', or take forage train"
+                f"sentinels.{rule} = 'rollback': forage sync saves a checkpoint only at its end, "
+                "so it cannot go back: set it to 'stop' or use forage train"
             )
         recorded = recorded_batches(options.recorded) if options.recorded else None
         begin("sync")

@@ -23,7 +23,7 @@ PAGES = sorted([REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")])
 BLOCK = re.compile(r"^( *)```[^\n]*\n(.*?)^\1```$|((?:^    \S.*\n)+)", re.M | re.S)
 HEREDOC = re.compile(r"<<'END'\n.*?^END$", re.M | re.S)  # a file, with lines of its own
 A_COMMAND = re.compile(r"^ *(?:\$ )?(?:\w+=\S+ )?(?:\.venv/bin/)?(forage .+)$", re.M)
-LEFT_OUT = re.compile(r"\.\.\.|…|\[.*|.*\]|\w[\w.]*=…|PART")  # words that stand for others
+LEFT_OUT = re.compile(r"\.\.\.|…|\[.*|[^[]*\]|\w[\w.]*=…|PART")  # words that stand for others
 STAND_FOR = {"CONFIG": "configs/base.yaml", "N": "2", "SIZE": "80", "RUN": "runs/x"}
 
 

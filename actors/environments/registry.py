@@ -166,12 +166,7 @@ def require_acting(config: Config) -> None:
     settings, plain = config.environment, EnvironmentConfig()
     if settings.name == PROGRAM:
         _require_acting_beside_a_program(config)
-    elif given := _changed(settings.program, plain.program):
-        raise ConfigError(
-            f"environment.program.{given} = {getattr(settings.program, given)!r} acts on nothing "
-            f"with environment.name = {settings.name!r}: set that to 'program', or leave the "
-            "program out"
-        )
+    require_program(config)
     if settings.name in _BUILT_IN and (weight := config.rewards.weights.environment):
         raise ConfigError(
             f"rewards.weights.environment = {weight!r} acts on nothing with environment.name = "
@@ -192,6 +187,18 @@ def require_acting(config: Config) -> None:
                 f"environment.{name} = {value!r} acts on nothing with environment.name = "
                 f"{settings.name!r}, whose policy has one completion: leave it out"
             )
+
+
+def require_program(config: Config) -> None:
+    """Raise ConfigError for a setting of programs where the environment is none."""
+    settings = config.environment
+    field = _changed(settings.program, EnvironmentConfig().program)
+    if field and settings.name != PROGRAM:
+        raise ConfigError(
+            f"environment.program.{field} = {getattr(settings.program, field)!r} acts on nothing "
+            f"with environment.name = {settings.name!r}: set environment.name=program, or leave "
+            f"environment.program.{field} out"
+        )
 
 
 def _changed(given: Section, usual: Section) -> str | None:

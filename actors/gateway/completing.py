@@ -120,7 +120,8 @@ class Completer:
         budget = completion_budget(self._config, len(asked.prompt))
         if not budget:
             raise TooLong(
-                f"the prompt takes {len(asked.prompt)}, which leave no room for a completion",
+                f"the prompt is {len(asked.prompt)} tokens long and leaves no room for a "
+                "completion: shorten it, or raise model.max_model_len",
                 param="prompt" if asked.conversation is None else "messages",
                 tokens=self._config.model.max_model_len,
             )

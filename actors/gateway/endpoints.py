@@ -19,6 +19,7 @@ from actors.gateway.sessions import Result, Session, Sessions, Work, ended
 from actors.gateway.streaming import Events, events
 from actors.policies.base import Policy
 from actors.prompt import Prompter
+from configs.load import ConfigError
 from configs.schema import Config
 
 MODEL = "policy"
@@ -221,11 +222,13 @@ class Endpoints:
         return None
 
     def _fault(self, session: Session | None, error: Exception) -> Refused:
-        said, foreseen = f"{type(error).__name__}: {error}", isinstance(error, ActorError)
+        said = f"{type(error).__name__}: {error}"
+        foreseen = isinstance(error, ActorError | ConfigError)
         if session is not None:
             fault = error if isinstance(error, ActorError) else ActorError(f"the gateway: {said}")
             session.fault = session.fault or fault
-        logger.warning("a call was not served: %s", said, exc_info=None if foreseen else error)
+        if not isinstance(error, ConfigError):  # else the command that plays the policy tells it
+            logger.warning("a call was not served: %s", said, exc_info=None if foreseen else error)
         if not foreseen:
             return Refused(said, status=500, code="gateway_failed")
         if isinstance(error, UnverifiedWeights):

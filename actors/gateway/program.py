@@ -6,11 +6,13 @@ them all. What a program is given, and how it says its result: docs/environments
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Self
 
@@ -29,6 +31,7 @@ _BEGUN_WITHIN_S = 30.0  # a program, once its supervisor has been asked
 _TOLD_WITHIN_S = 30.0  # how a program ended, once it has to
 _JSON_BYTES = 6  # at most, of a byte that was said
 _SHOWN = 300  # characters of what a program said
+_FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.M)  # of a traceback
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -48,14 +51,16 @@ class Ended(msgspec.Struct, frozen=True):
     def fault(self, settings: ProgramConfig) -> str:
         """Why it is no program that ended well; '' for one that is."""
         if self.cause == LATE:
-            return f"it took over {settings.deadline_s:g} s (environment.program.deadline_s)"
+            limit_s = settings.deadline_s
+            return f"the program took over {limit_s:g} s (environment.program.deadline_s)"
         if self.cause != ENDED:
-            return "it was given up"
+            return "the program was given up"
         if not self.status:
             return ""
         how = f"exit status {self.status}" if self.status > 0 else f"signal {-self.status}"
         last = self.errors.strip().rpartition("\n")[2][-_SHOWN:]
-        return f"it ended with {how}{f': {last}' if last else ''}"
+        said = f": {last}{_raised_at(self.errors, settings)}" if last else ""
+        return f"the program ended with {how}{said}"
 
 
 class Programs:
@@ -216,6 +221,27 @@ async def _telling(reader: asyncio.StreamReader, begun: "asyncio.Future[int]") -
     finally:
         if not begun.done():
             begun.set_result(0)
+
+
+def _raised_at(errors: str, settings: ProgramConfig) -> str:
+    """The line of the program's own file, else of any, at which the traceback that ends its errors
+    passed last, as ' (file.py:LINE)'; '' where they end otherwise.
+    """
+    *before, _ = errors.strip().split("\n")
+    frames = "\n".join(takewhile(lambda line: line.startswith("  "), reversed(before)))
+    places = [(Path(file).name, line) for file, line in _FRAME.findall(frames)]
+    entry_point = settings.entry_point.rpartition(":")[0]
+    named = [Path(word).name for word in settings.command or [entry_point]]
+    own = {*named, f"{entry_point.rpartition('.')[2]}.py"}
+    found = next((each for each in places if each[0] in own), places[0] if places else None)
+    return f" ({found[0]}:{found[1]})" if found else ""
+
+
+def shown(settings: ProgramConfig) -> str:
+    """The field that names the program, and its value."""
+    if settings.entry_point:
+        return f"environment.program.entry_point = {settings.entry_point!r}"
+    return f"environment.program.command = {list(settings.command)!r}"[:_SHOWN]
 
 
 def result_of(ended: Ended) -> Result:

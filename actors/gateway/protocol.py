@@ -319,7 +319,8 @@ def require_room(chars: int, most: int, field: str, tokens: int) -> None:
     """Refuse a text that cannot fit whatever its tokens are: none is so long."""
     if chars > most:
         raise TooLong(
-            f"{field}: {chars} characters, over {most}: as many as the model's longest tokens make",
+            f"the prompt has {chars} characters and {tokens} tokens hold at most {most}: shorten "
+            "it",
             param=field,
             tokens=tokens,
         )

@@ -21,7 +21,7 @@ from actors.errors import ProgramFailed, TooManyCalls
 from actors.gateway.calls import Call
 from actors.gateway.completing import Verified
 from actors.gateway.merging import merged
-from actors.gateway.program import Ended, Programs, result_of
+from actors.gateway.program import Ended, Programs, result_of, shown
 from actors.gateway.searches import SessionSearches, with_reward, with_searches
 from actors.gateway.server import Gateway
 from actors.gateway.sessions import Result, Session
@@ -37,6 +37,10 @@ from replay.protocol import CodecError, Lease
 from replay.trajectory import StopReason, TokenSequence, Trajectory
 
 logger = logging.getLogger(__name__)
+_MEND = "correct it"
+_WHERE_THE_POLICY_DOES_IT = (
+    f"{_MEND}, or set environment.program.failures=score where it fails by what the policy says"
+)
 
 
 class ProgramRollouts:
@@ -88,6 +92,13 @@ class ProgramRollouts:
 
     async def roll(self, lease: Lease, retriever: Retriever) -> Trajectory:
         """Roll a lease out. Raises ActorError or RetrievalError, no fault of the policy's."""
+        try:
+            return await self._rolled(lease, retriever)
+        except ProgramFailed as error:
+            named = shown(self._config.environment.program)
+            raise ProgramFailed(f"{named}: {error}", error.errors) from error
+
+    async def _rolled(self, lease: Lease, retriever: Retriever) -> Trajectory:
         began = time.perf_counter()
         session = self._gateway.open(lease)  # it waits for its turn: no deadline but the rollout's
         searches = SessionSearches(
@@ -106,8 +117,9 @@ class ProgramRollouts:
             session.close()
         try:
             result = self._result(session, ended, unanswered)
-        except ProgramFailed:
+        except ProgramFailed as error:
             self._programs.refuse(ended)
+            error.errors = ended.errors
             raise
         sequences = merged(session.calls)
         self._audit.check(sequences, session.calls)
@@ -147,11 +159,11 @@ class ProgramRollouts:
         if said is None and unanswered:  # what was too slow for it, it did not choose
             raise ProgramFailed(f"{fault}, with a call or a search that was not answered")
         if said is None and asked.failures == "fail":
-            raise ProgramFailed(fault)
+            raise ProgramFailed(f"{fault}: {_WHERE_THE_POLICY_DOES_IT if session.calls else _MEND}")
         if not session.calls:
             raise ProgramFailed(
-                f"{fault or 'it ended well'}, without one completed call of the policy: let it "
-                "ask OPENAI_BASE_URL with OPENAI_API_KEY"
+                f"{fault or 'the program ended well'}, without one completed call of the policy: "
+                "let it ask OPENAI_BASE_URL with OPENAI_API_KEY"
             )
         return said or Result(None, None)
 

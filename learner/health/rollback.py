@@ -10,9 +10,8 @@ import msgspec
 
 
 class Rollback(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of the checkpoint of step `to`, taken up at the end of `step`, as the gauges of
-    `rule` are bad since a step of the window that begins at `since`. `scale`: of the configured
-    rates, from then on.
+    """The state of the checkpoint of step `to`, taken up at the end of `step`. `since`: first step
+    of the window in which `rule` fired; `scale`: of the configured rates, from then on.
     """
 
     step: int

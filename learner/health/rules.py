@@ -181,9 +181,14 @@ def rolled_back(step: int, gauges: Mapping[str, float]) -> str:
     """What a step's gauges say of a rollback; empty where there was none."""
     if (to := gauges.get(ROLLED_BACK_TO)) is None:
         return ""
+    return rollback_said(int(gauges[ROLLBACKS]), step, int(to), gauges[RATE_SCALE])
+
+
+def rollback_said(number: int, step: int, to: int, scale: float) -> str:
+    """What is said of a rollback, wherever it is told."""
     return (
-        f"rollback {gauges[ROLLBACKS]:.0f} at step {step}: the learner goes on from the weights of "
-        f"step {to:.0f}, at {gauges[RATE_SCALE]:.3g} of its configured rate (docs/sentinels.md)"
+        f"rollback {number} at step {step}: weights of step {to} restored; learning rate "
+        f"{scale:.3g} times the configured one from step {step + 1}"
     )
 
 

@@ -186,19 +186,17 @@ class Sentinels:
             return "", None
         rule = min(back, key=back.__getitem__)
         if len(self.rollbacks) >= self._config.rollbacks:
-            made = f"sentinels.rollbacks = {self._config.rollbacks} have been made"
-            return self._why(rule, step, made), None
+            used = _used(self._config.rollbacks, len(self.rollbacks))
+            return self._why(rule, step, used), None
         since = back[rule]
         to = newest_before(since, saved, self.rollbacks)
         if to is None:
-            none = f"there is no good checkpoint of before step {since} to go back to"
-            return self._why(rule, step, none), None
+            return self._why(rule, step, _none_before(since, rule)), None
         scale = self.scale * self._config.rollback_rate
         return "", Rollback(step=step, since=since, to=to, rule=rule, scale=scale)
 
     def _why(self, rule: str, step: int, more: str = "") -> str:
-        line = said(rule, step, self._series[rule].median)
-        return "; ".join(filter(None, (line, more, WAY_ON.format(rule))))
+        return f"{said(rule, step, self._series[rule].median)}; {more}{WAY_ON.format(rule)}"
 
     def _goes_back(self, rule: str) -> bool:
         return self._on.get(rule) == "rollback"
@@ -266,6 +264,20 @@ def spans(lines: Iterable[Noted]) -> list[Span]:
                 found.append(open_.setdefault(name, Span(name, noted.step, noted.step)))
             open_[name].last = noted.step
     return found
+
+
+def _used(limit: int, made: int) -> str:
+    return (
+        f"all rollbacks (sentinels.rollbacks = {limit}) are used: resume with "
+        f"sentinels.rollbacks={2 * made}, and maybe a lower sentinels.rollback_rate, or "
+    )
+
+
+def _none_before(step: int, rule: str) -> str:
+    return (
+        f"no good checkpoint is older than step {step}: one is always kept where "
+        f"sentinels.{rule}=rollback is set when the run begins; "
+    )
 
 
 def _line(noted: Noted) -> bytes:

@@ -20,13 +20,14 @@ from rich.console import Console
 from rich.text import Text
 
 from actors.environments.base import Retriever
-from actors.environments.registry import searches
-from actors.errors import ActorError
+from actors.environments.registry import require_program, searches
+from actors.errors import ActorError, ProgramFailed
 from actors.gateway.rolling import rolling
 from actors.policies.base import Completion, FinishReason, Policy, SamplingParams, Stops
 from actors.prompt import Prompter
 from actors.retrieval import open_retrieval
 from actors.rewards.scorer import Rewards
+from configs.environment import PROGRAM
 from configs.load import ConfigError, load
 from configs.runtime.signals import Interrupt
 from configs.schema import Config
@@ -87,6 +88,7 @@ def try_question(options: TryOptions) -> None:
     prepare_environment()
     with Interrupt():
         config = with_hub_paths(load(options.config, options.overrides))
+        require_program(config)  # else its lack of a corpus is told, which a program may not need
         config = searchable(config)
         if not options.by_model:
             _require_tokenizer(config.model.path)
@@ -156,10 +158,13 @@ async def _played(options: TryOptions, config: Config, question: Question) -> No
         lease = Lease(1, 0, "train", question, Sampling(options.temperature, config.seed))
         try:
             trajectory = await rollouts.roll(lease, retriever)
-        except ActorError:
-            if printed.fault is not None:  # a program was told of it, and could not go on
-                raise printed.fault from None
-            raise
+        except ActorError as error:
+            if printed.fault is None and isinstance(error, ProgramFailed):
+                page.complained(error.errors)
+            if printed.fault is None:
+                raise
+        if printed.fault is not None:  # a program was told of it, whatever it has made of that
+            raise printed.fault
         page.ended(trajectory, config)
 
 
@@ -168,15 +173,14 @@ def _policy(options: TryOptions, config: Config, tokenizer: Any, prompter: Promp
         return load_policy(config, tokenizer, lambda _, __: None)
     if options.typed:
         return Said(prompter, _from_terminal)
-    texts = iter(enumerate(options.say, 1))
+    texts, count = iter(options.say), len(options.say)
+    program = config.environment.name == PROGRAM
+    wanted = "the program makes another call" if program else "the rollout goes on"
 
     def given(_: Stops) -> str:
-        number, text = next(texts, (0, ""))
-        if not number:
-            raise ConfigError(
-                f"turn {len(options.say) + 1}: the rollout goes on, and --say gives "
-                f"{len(options.say)}: give one more text"
-            )
+        if (text := next(texts, None)) is None:
+            has = f"{count} text{'s' * (count != 1)}"
+            raise ConfigError(f"--say: {has}, but {wanted}: give one more text")
         return text
 
     return Said(prompter, given)
@@ -278,6 +282,12 @@ class Page:
         self._turns += 1
         how = "" if completion.finish_reason == "stop" else ", cut off at its budget"
         self._piece(f"turn {self._turns}", completion.tokens, ACTION, True, how)
+
+    def complained(self, errors: str) -> None:
+        """Print the end of what a program that failed said on standard error."""
+        if errors.strip():
+            self._head("the end of the program's standard error")
+            self._text(errors.strip(), "")
 
     def ended(self, trajectory: Trajectory, config: Config) -> None:
         """Print how the rollout ended, and its reward by parts."""

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from configs.load import ConfigError, load
 from learner.errors import BadCheckpoint
 from learner.evaluations import Evaluations
-from learner.health.rules import RULES
+from learner.health.rules import RULES, rollback_said
 from learner.health.sentinels import Noted, Span, read_notes, spans
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
@@ -174,12 +174,9 @@ def _alarms(notes: Sequence[Noted], step: int | None) -> Iterator[str]:
     for span in spans(notes):
         if step is None or span.first <= step <= span.last:
             yield alarm(span)
-    for made in filter(None, (noted.rollback for noted in notes)):
+    for number, made in enumerate(filter(None, (noted.rollback for noted in notes)), 1):
         if step in (None, made.step):
-            yield (
-                f"rollback, step {made.step}: by sentinel {made.rule} to the weights of step "
-                f"{made.to}, from there on at {made.scale:.3g} of the configured rate"
-            )
+            yield rollback_said(number, made.step, made.to, made.scale)
 
 
 def load_tokenizer(model_path: str) -> Tokenizer:

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 from configs.rewards import ALWAYS_EVALUATED
 from configs.schema import Config
+from configs.sentinels import SentinelsConfig
 from replay.questions import questions_of, sets_of
+
+_NOT_OF_WEIGHTS = {"mismatch": "the engine", "empty_searches": "retrieval"}
 
 
 def signal(config: Config) -> Iterator[str]:
@@ -84,4 +87,27 @@ def trackers(config: Config) -> Iterator[str]:
         yield f"learner.tracker_project = {project!r} is no name: give one, or leave it out"
 
 
-CHECKS = (signal, best, trackers)
+def rollbacks(config: Config) -> Iterator[str]:
+    """Yield the sentinels that no older weights would quieten."""
+    for rule, cause in _NOT_OF_WEIGHTS.items():
+        if rule in config.sentinels.roll_back:
+            yield (
+                f"sentinels.{rule} = 'rollback': older weights do not mend {cause}: set it to "
+                "'stop' or 'warn'"
+            )
+
+
+def idle_rollbacks(config: Config) -> Iterator[str]:
+    """Yield what is set of rollbacks where no sentinel makes any. (A run that goes on may have had
+    one that did.)
+    """
+    given, usual = config.sentinels, SentinelsConfig()
+    for field in ("rollback_rate", "rollbacks") if not given.roll_back else ():
+        if (value := getattr(given, field)) != getattr(usual, field):
+            yield (
+                f"sentinels.{field} = {value!r} acts on nothing where no sentinel is 'rollback': "
+                "set one, for example sentinels.ess=rollback, or leave it out"
+            )
+
+
+CHECKS = (signal, best, trackers, rollbacks)

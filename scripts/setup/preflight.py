@@ -72,7 +72,7 @@ def check(config: Config, resumed: bool = False, here: bool = True) -> None:
     """
     mine = (_chosen,) if config.cluster.address else (lacks,)
     now = (_search, _endpoints, _descriptors, *mine) if here else ()
-    checks = (*_CHECKS, *now, *(() if resumed else (_run_dir,)))
+    checks = (*_CHECKS, *now, *(() if resumed else (learning.idle_rollbacks, _run_dir)))
     _refuse(config, checks)
 
 

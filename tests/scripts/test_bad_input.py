@@ -150,7 +150,7 @@ COMMANDS = [
     ("sync BASE learner.ranks=2 GOOD", "learner.ranks = 2: one process has one rank"),
     (
         "sync BASE sentinels.ess=rollback GOOD",
-        "sentinels.ess = 'rollback': forage sync saves no checkpoint to go back to",
+        "sentinels.ess = 'rollback': forage sync saves a checkpoint only at its end, so",
     ),
     ("resume lates", "RUN = 'lates': there is no such directory: did you mean runs/latest?"),
     (
@@ -327,6 +327,10 @@ SETTINGS = [
     ("learner.total_steps=1.5", "expected `int`, got `float`"),
     ("lora.rank=8", "did you mean 'learner.lora.rank'?"),
     ("model.lora_rank=8", "did you mean 'learner.lora.rank'?"),
+    ("sentinels.mismatch=rollback", "older weights do not mend the engine: set it to 'stop' or"),
+    ("sentinels.empty_searches=rollback", "older weights do not mend retrieval: set it to 'stop'"),
+    ("sentinels.rollbacks=9", "sentinels.rollbacks = 9 acts on nothing where no sentinel is 'rol"),
+    ("sentinels.rollback_rate=0.2", "set one, for example sentinels.ess=rollback, or leave it out"),
     ("learner.lora.alpha=8", "learner.lora.alpha = 8.0 acts on nothing with learner.lora.rank = 0"),
     (
         "learner.lora.layers=qkv learner.lora.rank=8",

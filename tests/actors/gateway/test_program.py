@@ -78,6 +78,34 @@ async def test_a_function_that_fails_is_named(
     assert ended.status == status and said in ended.fault(settings)
 
 
+TRACEBACK = """earlier words
+Traceback (most recent call last):
+  File "/opt/agent/run.py", line 8, in <module>
+    ask()
+    ~~~^^
+  File "/opt/lib/openai/client.py", line 99, in ask
+    raise KeyError("nope")
+KeyError: 'nope'
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "errors", "place"),
+    [
+        (ProgramConfig(command=("python3", "/opt/agent/run.py")), TRACEBACK, " (run.py:8)"),
+        (ProgramConfig(entry_point="agents.run:answer"), TRACEBACK, " (run.py:8)"),
+        (ProgramConfig(entry_point="/opt/agent/run.py:answer"), TRACEBACK, " (run.py:8)"),
+        (ProgramConfig(command=("agent",)), TRACEBACK, " (client.py:99)"),
+        (ProgramConfig(command=("python3", "run.py")), f"{TRACEBACK}I give up\n", ""),
+        (ProgramConfig(command=("python3", "run.py")), "I give up", ""),
+    ],
+)
+def test_the_line_that_raised_is_told(settings: ProgramConfig, errors: str, place: str) -> None:
+    ended = Ended("ended", 1, 0, "", errors)
+    last = errors.strip().rpartition("\n")[2]
+    assert ended.fault(settings) == f"the program ended with exit status 1: {last}{place}"
+
+
 @pytest.mark.slow
 async def test_one_that_hangs_is_asked_and_then_killed(written: Settings) -> None:
     polite = "import signal, sys, time\n"
@@ -91,7 +119,7 @@ async def test_one_that_hangs_is_asked_and_then_killed(written: Settings) -> Non
     settings = written(deaf, deadline_s=0.5, grace_s=0.3)
     ended = await run(settings)
     assert (ended.cause, ended.status) == ("late", -signal.SIGKILL)
-    assert ended.fault(settings) == "it took over 0.5 s (environment.program.deadline_s)"
+    assert ended.fault(settings) == ("the program took over 0.5 s (environment.program.deadline_s)")
     assert time.monotonic() - began < 30
 
 

@@ -236,17 +236,22 @@ async def test_calls_that_no_record_could_hold_are_such_an_end_too(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("raise RuntimeError('boom')", "exit status 1: RuntimeError: boom"),
-        ("ask()\nos._exit(7)", "exit status 7"),
-        ("return 'kelu'", "it ended well, without one completed call of the policy"),
+        (
+            "raise RuntimeError('boom')",
+            r"^environment\.program\.entry_point = '.*/agent0\.py:answer': the program ended with "
+            r"exit status 1: RuntimeError: boom \(agent0\.py:19\): correct it$",
+        ),
+        ("ask()\nos._exit(7)", r"exit status 7: correct it, or set environment\.program\.failures"),
+        ("return 'kelu'", "the program ended well, without one completed call of the policy"),
         ("ask()\nreturn {'anwser': 'kelu'}", "its last line is no result"),
         ("ask()\nreturn {'reward': 1e300}", r"no result .*<= 1000000000.*reward"),
     ],
 )
 async def test_a_program_that_fails_is_a_failed_lease(stage: Stage, body: str, said: str) -> None:
     async with stage.rolling(stage.function(body)) as rollouts:
-        with pytest.raises(ProgramFailed, match=said):
+        with pytest.raises(ProgramFailed, match=said) as failed:
             await rollouts.roll(make_lease(), stage.retriever)
+        assert ("boom" in failed.value.errors) == ("boom" in body)
         assert rollouts.gauges()["actor/programs_failed_total"] == 1
 
 
@@ -300,8 +305,8 @@ IN_VAIN += "try: ask()\nexcept TimeoutError: pass\nsocket.setdefaulttimeout(30)\
 @pytest.mark.parametrize(
     ("body", "how"),
     [
-        ("ask()\nask()", "it took over 2 s"),
-        ("ask()\nask(stream=True)", "it took over 2 s"),
+        ("ask()\nask()", "the program took over 2 s"),
+        ("ask()\nask(stream=True)", "the program took over 2 s"),
         (f"{IN_VAIN}raise RuntimeError('boom')", "exit status 1: RuntimeError: boom"),
     ],
 )

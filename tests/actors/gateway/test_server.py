@@ -176,7 +176,7 @@ async def test_a_prompt_that_leaves_no_room_is_refused(serve: Serve) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await served.client.completions.create(model="", prompt=[5] * 1999)
     assert caught.value.code == "context_length_exceeded" and not served.session.begun
-    assert FULL in caught.value.message
+    assert f"{FULL} (model.max_model_len): the prompt is 1999 tokens long" in caught.value.message
 
 
 async def test_a_text_that_cannot_fit_is_refused_unread(serve: Serve, monkeypatch: Any) -> None:
@@ -184,7 +184,8 @@ async def test_a_text_that_cannot_fit_is_refused_unread(serve: Serve, monkeypatc
     for name in ("document", "render"):
         monkeypatch.setattr(Prompter, name, None)
     long = "the mayor " * 90_000
-    with pytest.raises(openai.BadRequestError, match="900000 characters") as caught:
+    said = "the prompt has 900000 characters and 2000 tokens hold at most [0-9]+: shorten it"
+    with pytest.raises(openai.BadRequestError, match=said) as caught:
         await served.client.completions.create(model="", prompt=long)
     assert caught.value.code == "context_length_exceeded" and served.session.full
     assert FULL in caught.value.message

@@ -120,11 +120,13 @@ def test_a_learner_that_resumes_judges_as_if_never_interrupted(tmp_path: Path) -
 
 def test_the_bound_and_the_lack_of_a_checkpoint_stop_it_by_name(tmp_path: Path) -> None:
     none = played(going_back(tmp_path / "none"), 1, WINDOW, saved=())[-1]
-    assert none.rollback is None and "no good checkpoint of before step 1 to go" in none.stop
+    assert none.rollback is None
+    assert "; no good checkpoint is older than step 1: one is always kept where" in none.stop
     sentinels = going_back(tmp_path, rollbacks=1)
     first, *_, last = played(sentinels, 1, WINDOW)[-1:] + played(sentinels, 11, 12 + WINDOW)
     assert first.rollback and last.rollback is None
-    assert "sentinels.rollbacks = 1 have been made" in last.stop
+    assert "; all rollbacks (sentinels.rollbacks = 1) are used: resume with" in last.stop
+    assert "sentinels.rollbacks=2, and maybe a lower sentinels.rollback_rate, or" in last.stop
     assert last.stop.startswith("sentinel ess at step 22: ") and "sentinels.ess=warn" in last.stop
     assert last.told["learner/rollbacks"] == 1.0 and last.told["learner/rate_scale"] == 0.5
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.errors import EnvironmentFailed, ToolFailed
+from actors.errors import EnvironmentFailed, ProgramFailed, ToolFailed
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY
 from scripts.ask.dry_run import TryOptions, try_question
@@ -78,8 +78,37 @@ def test_a_program_is_played_too(play: Play, tmp_path: Path) -> None:
     assert prompt.startswith("prompt: ") and other.startswith("prompt: ") and "In short" in other
     assert second.startswith("turn 2: ") and "trained on" in second
     assert "answered: answer '5'; 2 turns, 0 malformed, 0 searches" in shown
-    with pytest.raises(ConfigError, match="turn 2: the rollout goes on, and --say gives 1"):
-        play(*words, say=(" 5",))
+
+
+def test_a_program_that_wants_another_text_is_told_in_one_line(
+    play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tolerant = AGENT.replace(
+        '    return ask("In short:")', '    try: ask("So?")\n    except: return ""'
+    )
+    (tmp_path / "agents.py").write_text(AGENT)
+    (tmp_path / "tolerant.py").write_text(tolerant)
+    for name in ("agents", "tolerant"):
+        program = f"environment.program.entry_point={tmp_path}/{name}.py:answer"
+        with pytest.raises(ConfigError) as refused:
+            play("environment.name=program", program, say=(" 5",))
+        said = "--say: 1 text, but the program makes another call: give one more text"
+        assert str(refused.value) == said and caplog.text == ""
+
+
+def test_a_program_s_fault_names_file_and_line_below_what_it_said(
+    play: Play, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.py").write_text(
+        "import sys\n\n"
+        "def answer(question):\n    print('so far', file=sys.stderr)\n    {}['nope']\n"
+    )
+    said = r"bad\.py:answer': the program ended with exit status 1: KeyError: 'nope' \(bad\.py:5\)"
+    with pytest.raises(ProgramFailed, match=said):
+        program = f"environment.program.entry_point={tmp_path}/bad.py:answer"
+        play("environment.name=program", program, say=(" 5",))
+    shown = capsys.readouterr().out
+    assert "the end of the program's standard error\nso far\nTraceback" in shown
 
 
 def test_the_documented_environment_is_played_without_a_corpus(play: Play, tmp_path: Path) -> None:
@@ -154,8 +183,17 @@ def test_turns_are_typed_until_a_stop(play: Play, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("words", "options", "message"),
     [
-        ((NO_PASSAGES,), {"say": ("<search> x </search>",)}, "turn 2: .* give one more text"),
+        (
+            (NO_PASSAGES,),
+            {"say": ("<search> x </search>",)},
+            "--say: 1 text, but the rollout goes on: give one",
+        ),
         ((), {"say": ("x",)}, "nothing can be searched"),
+        (
+            ("environment.program.command=[python3,x.py]",),
+            {"say": ("x",)},
+            "acts on nothing .*: set environment.name=program, or leave .*command out",
+        ),
         ((NO_PASSAGES, "questions.train=", "questions.eval="), {"say": ("x",)}, "no QUESTION"),
         ((NO_PASSAGES, "questions.train=nix.jsonl"), {"say": ("x",)}, "questions.train = 'nix"),
         ((NO_PASSAGES, "model.path="), {"say": ("x",)}, "model.path = '': no tokenizer there"),

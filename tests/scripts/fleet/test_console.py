@@ -133,7 +133,7 @@ def test_a_rollback_is_told_below_the_sentinel_that_asked_for_it() -> None:
 
     said = " ".join(" ".join(spoken(speak, 200, False)).split())
     assert said.count("rollback") == 1 and said.index("sentinel ess") < said.index("rollback 1")
-    assert "from the weights of step 20, at 0.5 of its configured rate" in said
+    assert "rollback 1 at step 31: weights of step 20 restored; learning rate 0.5 times" in said
 
 
 @pytest.mark.parametrize("width", [80, 200])

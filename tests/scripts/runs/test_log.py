@@ -143,10 +143,10 @@ def test_rollbacks_stand_behind_what_fired(
     assert cli.main(["show", str(run.path)]) == 0
     fired, back, *_ = capsys.readouterr().out.splitlines()
     assert fired.startswith("sentinel ess, step 10: ")
-    assert back.startswith(
-        "rollback, step 10: by sentinel ess to the weights of step 0, from there"
+    assert back == (
+        "rollback 1 at step 10: weights of step 0 restored; learning rate 0.5 times the configured "
+        "one from step 11"
     )
-    assert back.endswith("at 0.5 of the configured rate")
 
 
 def test_rollouts_are_shown_without_scores_that_cannot_be_read(

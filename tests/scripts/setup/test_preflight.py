@@ -397,6 +397,14 @@ def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str
         preflight.check(config(judged | {"replay.drop_no_signal": "true"}))
 
 
+def test_what_is_set_of_rollbacks_may_stay_where_a_run_goes_on(good: dict[str, str]) -> None:
+    idle = good | {"sentinels.rollbacks": "9"}
+    with pytest.raises(ConfigError, match=r"sentinels\.rollbacks = 9 acts on nothing"):
+        preflight.check(config(idle))
+    preflight.check(config(idle), resumed=True)  # its `ess` was 'rollback' before
+    preflight.check(config(idle | {"sentinels.ess": "rollback"}))
+
+
 @pytest.mark.parametrize(
     ("outcome", "logged", "said"),
     [

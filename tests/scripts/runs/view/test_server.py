@@ -121,7 +121,9 @@ def test_a_rollback_is_an_event(index_of: Callable[..., Index], recorded_run: Re
     with TestClient(application(index, Following(index), KEY)) as client:
         (run,) = client.get(f"/{KEY}/api/overview").json()["runs"]
     (event,) = [each for each in run["events"] if each["kind"] == "rollback"]
-    assert event["step"] == 1 and event["said"].startswith("rollback 1 at step 1: the learner goes")
+    assert event["step"] == 1 and event["said"].startswith(
+        "rollback 1 at step 1: weights of step 0"
+    )
 
 
 def test_a_rollout_without_payload_or_tokenizer_says_so(
