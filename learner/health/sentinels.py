@@ -18,6 +18,7 @@ import msgspec
 
 from configs.runtime.files import replacing, sync
 from configs.schema import Config
+from configs.sentinels import NO_GROUPS
 from learner.health.rollback import Rollback, good_before, needed
 from learner.health.rules import (
     RATE_SCALE,
@@ -32,7 +33,6 @@ from learner.health.rules import (
 )
 
 FILE_NAME = "sentinels.jsonl"
-NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
 WAY_ON = (
     "start anew from a checkpoint of before (model.path=RUN/checkpoints/step-N/model), or resume "
     "with sentinels.{}=warn"

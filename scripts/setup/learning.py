@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from configs.rewards import ALWAYS_EVALUATED
 from configs.schema import Config
+from configs.sentinels import NO_GROUPS
 from replay.questions import questions_of, sets_of
 
 
@@ -50,6 +51,17 @@ def _signal_of_equals(config: Config) -> str:
     return f"learner.turn_credit = {turn_credit!r}" if turn_credit else ""
 
 
+def no_signal(config: Config) -> Iterator[str]:
+    """Yield a sentinel's action that nothing sets off."""
+    action, baseline = config.sentinels.no_signal, config.learner.baseline
+    if baseline in NO_GROUPS and action in ("stop", "rollback"):
+        yield (
+            f"sentinels.no_signal = {action!r} acts on nothing with learner.baseline = "
+            f"{baseline!r}, which learns from groups of equal rewards too: set it to 'warn', or "
+            "take another rule"
+        )
+
+
 def best(config: Config) -> Iterator[str]:
     """Yield why no evaluation would tell what `learner.best` names; questions that cannot be read
     are named elsewhere.
@@ -84,4 +96,4 @@ def trackers(config: Config) -> Iterator[str]:
         yield f"learner.tracker_project = {project!r} is no name: give one, or leave it out"
 
 
-CHECKS = (signal, best, trackers)
+CHECKS = (signal, no_signal, best, trackers)

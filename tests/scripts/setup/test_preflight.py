@@ -397,6 +397,20 @@ def test_a_group_of_one_is_refused_where_it_would_be_trained(good: dict[str, str
         preflight.check(config(judged | {"replay.drop_no_signal": "true"}))
 
 
+@pytest.mark.parametrize("action", ["warn", "stop", "rollback"])
+def test_a_sentinel_that_nothing_sets_off_is_to_do_nothing(
+    good: dict[str, str], action: str
+) -> None:
+    asked = good | {"sentinels.no_signal": action}
+    preflight.check(config(asked))
+    alone = asked | {"learner.baseline": "none", "learner.advantage_std": "whiten"}
+    if action == "warn":
+        preflight.check(config(alone))
+    else:
+        with pytest.raises(ConfigError, match=rf"no_signal = '{action}' acts on nothing .*'none'"):
+            preflight.check(config(alone))
+
+
 @pytest.mark.parametrize(
     ("outcome", "logged", "said"),
     [
