@@ -166,7 +166,7 @@ def cut(folder: Path) -> None:
     ("damaged", "ends", "to"),
     [
         ([4], "completed", [0.0]),
-        pytest.param([0, 4], "there is no good checkpoint", [], marks=pytest.mark.slow),
+        pytest.param([0, 4], "no good checkpoint", [], marks=pytest.mark.slow),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over_and_without_any_the_run_stops(

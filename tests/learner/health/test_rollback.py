@@ -1,5 +1,6 @@
 """Rollbacks: where a sentinel goes back to, what is kept for it, and when it stops instead."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,9 @@ def test_once_the_first_window_has_moved_on_it_counts_as_any_other(tmp_path: Pat
 
 
 def test_a_rule_keeps_its_checkpoint_whatever_another_one_s_window_is(tmp_path: Path) -> None:
-    rules = dict.fromkeys(("ess", "grad_norm", "empty_searches"), "rollback")
+    rules = dict.fromkeys(("ess", "grad_norm", "repeated_queries"), "rollback")
     sentinels = going_back(tmp_path, **rules)
-    searched = FINE | {"learner/grad_norm": 0.5, "learner/empty_searches": 0.0}
+    searched = FINE | {"learner/grad_norm": 0.5, "learner/repeated_queries": 0.0}
     played(sentinels, 1, 6, searched)
     played(sentinels, 7, 40, FINE | {"learner/grad_norm": 0.5})  # it searches no more
     saved = (0, 4, 24, 28, 32, 36, 40)
@@ -140,20 +141,25 @@ def test_a_rule_keeps_its_checkpoint_whatever_another_one_s_window_is(tmp_path: 
     assert last.rollback and (last.rollback.since, last.rollback.to) == (39, 36)
 
 
-@pytest.mark.parametrize("lost", ["the rollback's line", "it and what follows", "the file"])
-def test_a_rollback_counts_that_is_not_noted(tmp_path: Path, lost: str) -> None:
-    first = going_back(tmp_path)
-    (*_, made) = (each.rollback for each in played(first, 1, 10))
-    played(first, 11, 14, FINE)
-    path = tmp_path / "sentinels.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    left = {"the rollback's line": lines[:9] + lines[10:], "it and what follows": lines[:9]}
-    path.write_bytes(b"".join(left[lost])) if lost in left else path.unlink()
+@pytest.mark.parametrize(
+    ("lost", "judged_from"), [({10}, 13), ({10, 11, 12}, 13), (range(10, 15), 15), (None, 15)]
+)
+def test_a_rollback_counts_that_is_not_noted(
+    tmp_path: Path, lost: Collection[int] | None, judged_from: int
+) -> None:
+    first, path = going_back(tmp_path), tmp_path / "sentinels.jsonl"
+    made = played(first, 1, 10)[-1].rollback
+    assert made
+    played(first, 11, 14)
+    lines = enumerate(path.read_bytes().splitlines(keepends=True), 1)
+    path.unlink() if lost is None else path.write_bytes(
+        b"".join(line for step, line in lines if step not in lost)
+    )
     again = going_back(tmp_path, 14, (made,))
-    assert again.rollbacks == (made,)
-    assert again.needed(14, (0, 2, 10)) == [10]
-    verdicts = played(again, 15, 40, FINE)
-    assert not any(each.rollback or each.told["learner/sentinels_fired"] for each in verdicts)
+    assert again.rollbacks == (made,) and again.needed(14, (0, 2, 10)) == [10]
+    *before, last = played(again, 15, judged_from + WINDOW - 1, LOW, (0, 10))
+    assert last.rollback and (last.rollback.since, last.rollback.to) == (11, 10)
+    assert not any(each.rollback for each in before)
 
 
 def test_at_the_last_step_nothing_is_gone_back_to(tmp_path: Path) -> None:
