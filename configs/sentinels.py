@@ -10,6 +10,8 @@ from configs.section import CHANGEABLE, FALSE_IS_OFF, Positive, Section
 # learner takes up its last good checkpoint, at a lower rate, and the run goes on
 Action = Annotated[Literal["off", "warn", "stop", "rollback"], CHANGEABLE, FALSE_IS_OFF]
 
+NO_GROUPS = ("none", "critic")  # values of learner.baseline that learn from equal rewards too
+
 
 class SentinelsConfig(Section, frozen=True):
     """The rules of docs/sentinels.md (learner/health/rules.py), by name."""

@@ -19,7 +19,9 @@ def answer(question):
     for _ in range(SEARCHES + 1):
         try:
             text += said(client, text)
-        except BadRequestError:  # the context is full
+        except BadRequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
             return None
         action = ACTION.search(text)
         if action and action[1] == "answer":

@@ -36,6 +36,7 @@ try:
     if ended.state == "success":  # else its output may be the words of an error
         answer = str(ended.output)
 except AgentGenerationError as error:
-    if not isinstance(error.__cause__, BadRequestError):  # the context is full
+    refused = error.__cause__  # what the endpoint said
+    if not (isinstance(refused, BadRequestError) and refused.code == "context_length_exceeded"):
         raise
 print(json.dumps({"answer": answer}))

@@ -22,7 +22,9 @@ def answer(question):
     for _ in range(TURNS):
         try:
             text += said(client, text)
-        except BadRequestError:  # the context is full
+        except BadRequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
             return None
         if not (action := ACTION.search(text)):
             return None

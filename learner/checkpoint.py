@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
 from configs.load import differences, recorded_config
 from configs.runtime.files import (
@@ -219,14 +220,26 @@ def check(checkpoint: Checkpoint, config: Config) -> None:
             f"checkpoint {str(checkpoint.folder)!r} is of {what}: {'; '.join(unequal)}; put "
             "back the run's own settings, model.path and checkpoints, or start a new run"
         )
-    kinds = ["state", "critic"] if config.learner.has_critic_model else ["state"]
-    names = [f"rank-{rank}.safetensors" for rank in range(checkpoint.manifest.ranks)]
-    states = [checkpoint.folder / kind / name for kind in kinds for name in names]
+    states = _states(checkpoint, config)
     if missing := [str(path) for path in states if not path.is_file()]:
         raise BadCheckpoint(
             f"checkpoint {str(checkpoint.folder)!r} is not whole: {', '.join(missing)} is missing; "
             "put it back, or remove the checkpoint"
         )
+
+
+def check_whole(folder: Path, config: Config) -> None:
+    """Raise BadCheckpoint unless `config` can go on from this folder and each file of its state has
+    all of its bytes.
+    """
+    found = read(folder)
+    check(found, config)
+    for path in _states(found, config):
+        try:
+            with safe_open(path, "numpy"):
+                pass  # it compares header and length
+        except (OSError, SafetensorError) as error:
+            raise BadCheckpoint(f"checkpoint {str(folder)!r}: {path}: {error}") from error
 
 
 def next_incarnation(run_dir: str | Path, known: int = 0) -> int:
@@ -259,6 +272,13 @@ def read_architecture(model_path: str | Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BadCheckpoint(f"model.path = {str(model_path)!r}: {path.name}: {error}") from error
     return {key: content[key] for key in sorted(content) if key not in _INCIDENTAL}
+
+
+def _states(checkpoint: Checkpoint, config: Config) -> list[Path]:
+    """The files of its training state, and of a critic's."""
+    kinds = ["state", "critic"] if config.learner.has_critic_model else ["state"]
+    names = [f"rank-{rank}.safetensors" for rank in range(checkpoint.manifest.ranks)]
+    return [checkpoint.folder / kind / name for kind in kinds for name in names]
 
 
 def _base_digest(config: Config) -> str:

@@ -16,7 +16,7 @@ from configs.runtime.watchdog import phase
 from configs.schema import Config
 from learner import checkpoint
 from learner.batch import REMEDY, build_shares
-from learner.errors import BadBatch, BadModel
+from learner.errors import BadBatch, BadCheckpoint, BadModel
 from learner.evaluations import Evaluations
 from learner.health.rules import rolled_back
 from learner.health.sentinels import Sentinels
@@ -110,13 +110,22 @@ class Run:
         """
         known = {**aggregate(batch.fleet), **batch.gauges, **gauges}
         saved = checkpoint.steps(self.config.run_dir)
-        verdict = self.sentinels.judge(self.step, known, saved)
+        verdict = self.sentinels.judge(self.step, known, saved, self._is_whole)
         if made := verdict.rollback:
             with checkpoint.saving(self.config, f"going back to the checkpoint of step {made.to}"):
                 self.trainer.restore(checkpoint.folder_of(self.config.run_dir, made.to))
                 self.trainer.scale_rates(made.scale)
             log.warning("%s", rolled_back(self.step, verdict.told))
         return gauges | verdict.told, verdict.stop
+
+    def _is_whole(self, step: int) -> bool:
+        """True where a rollback can take up this step's checkpoint; else say why it cannot."""
+        try:
+            checkpoint.check_whole(checkpoint.folder_of(self.config.run_dir, step), self.config)
+        except BadCheckpoint as error:
+            log.warning("there is no going back to step %d: %s", step, error)
+            return False
+        return True
 
     @property
     def rolled_back(self) -> bool:
@@ -252,6 +261,7 @@ class Run:
     def _save(self) -> None:
         with checkpoint.saving(self.config, f"checkpoint of step {self.step}"):
             self.metrics.flush()  # the steps up to this checkpoint are not written again
+            self.sentinels.sync()
             checkpoint.save(
                 self.config,
                 self.step,

@@ -26,9 +26,9 @@ def good(saved: Iterable[int], made: Sequence[Rollback]) -> list[int]:
     return sorted(step for step in saved if not any(each.to < step < each.step for each in made))
 
 
-def newest_before(first: int, saved: Iterable[int], made: Sequence[Rollback]) -> int | None:
-    """The newest good step before `first`; None where there is none."""
-    return max((step for step in good(saved, made) if step < first), default=None)
+def good_before(first: int, saved: Iterable[int], made: Sequence[Rollback]) -> list[int]:
+    """The good steps before `first`, the newest first."""
+    return [step for step in reversed(good(saved, made)) if step < first]
 
 
 def needed(first: int, saved: Iterable[int], made: Sequence[Rollback]) -> list[int]:

@@ -7,7 +7,7 @@ last line counts. Nothing here imports torch.
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from configs.runtime.files import replacing
+from configs.runtime.files import replacing, sync
 from configs.schema import Config
-from learner.health.rollback import Rollback, needed, newest_before
+from configs.sentinels import NO_GROUPS
+from learner.health.rollback import Rollback, good_before, needed
 from learner.health.rules import (
     RATE_SCALE,
     ROLLBACKS,
@@ -32,7 +33,6 @@ from learner.health.rules import (
 )
 
 FILE_NAME = "sentinels.jsonl"
-NO_GROUPS = ("none", "critic")  # baselines that learn from groups of equal rewards too
 WAY_ON = (
     "start anew from a checkpoint of before (model.path=RUN/checkpoints/step-N/model), or resume "
     "with sentinels.{}=warn"
@@ -70,6 +70,7 @@ class Series:
         self._newest = deque[tuple[int, float]](maxlen=rule.window)
         self._rewards = deque[float](maxlen=rule.window)
         self._fires, self._since = False, 0
+        self._unjudged: int | None = None  # since a rollback, while its window is the first
 
     @property
     def median(self) -> float:
@@ -79,14 +80,22 @@ class Series:
     @property
     def first(self) -> int | None:
         """The first step of its window, and where it fires of that in which it began to; None where
-        the window is empty.
+        the window is empty. After a rollback the first window counts from there on: it is the
+        first to tell of those steps too.
         """
-        if self._fires:
-            return self._since
+        return self._since if self._fires else self._begin
+
+    @property
+    def _begin(self) -> int | None:
+        if self._unjudged is not None:
+            return self._unjudged
         return self._newest[0][0] if self._newest else None
 
-    def forget(self, since: int) -> None:
-        """Begin anew, with no more than what its warm-up has of the steps before this one."""
+    def forget(self, since: int, rolled_back: int) -> None:
+        """Begin anew after the rollback of step `rolled_back`, with no more than what its warm-up
+        has of the steps before `since`.
+        """
+        self._unjudged = rolled_back + 1
         self._first = [(step, value) for step, value in self._first if step < since]
         self._newest.clear()
         self._rewards.clear()
@@ -100,13 +109,15 @@ class Series:
             if value:  # 0 tells nothing of what is usual: a step without signal has no gradient
                 self._first.append((step, value))
         else:
+            if len(self._newest) == self._rule.window:
+                self._unjudged = None
             self._newest.append((step, value))
         if (reward := reward_of(gauges)) is not None:
             self._rewards.append(reward)
         values = [value for _, value in (*self._first, *self._newest)]
         fires = self._rule.fires(values, list(self._rewards))
         if fires and not self._fires:
-            self._since = self._newest[0][0]
+            self._since = self._begin or step
         self._fires = fires
         return fires
 
@@ -126,6 +137,7 @@ class Sentinels:
         """
         self._path = Path(config.run_dir) / FILE_NAME
         self._config, self._staleness = config.sentinels, config.replay.max_staleness
+        self._last_step = config.learner.total_steps
         self.rollbacks: tuple[Rollback, ...] = ()
         actions = {name: getattr(config.sentinels, name) for name in RULES}
         if config.learner.baseline in NO_GROUPS:
@@ -136,7 +148,7 @@ class Sentinels:
         if self._path.exists():
             with replacing(self._path) as draft, draft.open("wb") as file:
                 file.writelines(map(_line, self._known(resumed_after, rollbacks)))
-        self.rollbacks = tuple(rollbacks)
+        self._go_back_again(rollbacks, resumed_after)
 
     @property
     def rolls_back(self) -> bool:
@@ -153,12 +165,20 @@ class Sentinels:
         if not self.rolls_back:
             return []
         own = [each.first for name, each in self._series.items() if self._goes_back(name)]
-        first = min((each for each in own if each is not None), default=step + 1)
-        return needed(first, saved, self.rollbacks)
+        firsts = {step + 1 if each is None else each for each in own}
+        saved = list(saved)
+        return sorted({one for each in firsts for one in needed(each, saved, self.rollbacks)})
 
-    def judge(self, step: int, gauges: Mapping[str, float], saved: Iterable[int] = ()) -> Verdict:
+    def judge(
+        self,
+        step: int,
+        gauges: Mapping[str, float],
+        saved: Iterable[int] = (),
+        usable: Callable[[int], bool] = lambda step: True,
+    ) -> Verdict:
         """Take the gauges of a step; say 1 where a rule fires, with the median that it judged, and
-        what is to be done. A rollback, to one of the `saved` steps, then counts as made.
+        what is to be done. A rollback, to one of the `saved` steps that is `usable`, then counts as
+        made. There is none at the run's last step.
         """
         given = {name: gauges[name] for name in self._watched if name in gauges}
         watched = {name: value for name, value in given.items() if isfinite(value)}
@@ -166,7 +186,7 @@ class Sentinels:
         told = {gauge_of(name): float(name in fired) for name in self._on}
         told |= {median_of(name): self._series[name].median for name in fired}
         told["learner/sentinels_fired"] = float(len(fired))
-        stop, rollback = self._answer(step, fired, saved)
+        stop, rollback = self._answer(step, fired, saved, usable)
         self._note(Noted(step, watched, fired, rollback))
         if rollback:
             self._begin_anew(rollback)
@@ -176,20 +196,20 @@ class Sentinels:
         return Verdict(told, stop, rollback)
 
     def _answer(
-        self, step: int, fired: Sequence[str], saved: Iterable[int]
+        self, step: int, fired: Sequence[str], saved: Iterable[int], usable: Callable[[int], bool]
     ) -> tuple[str, Rollback | None]:
         """Why the run is to stop, and the rollback that is made if it is not."""
         if stop := next((name for name in fired if self._on[name] == "stop"), ""):
             return self._why(stop, step), None
         back = {name: self._series[name].first or 0 for name in fired if self._goes_back(name)}
-        if not back:
+        if not back or step >= self._last_step:
             return "", None
         rule = min(back, key=back.__getitem__)
         if len(self.rollbacks) >= self._config.rollbacks:
             used = _used(self._config.rollbacks, len(self.rollbacks))
             return self._why(rule, step, used), None
         since = back[rule]
-        to = newest_before(since, saved, self.rollbacks)
+        to = next(filter(usable, good_before(since, saved, self.rollbacks)), None)
         if to is None:
             return self._why(rule, step, _none_before(since, rule)), None
         scale = self.scale * self._config.rollback_rate
@@ -204,7 +224,21 @@ class Sentinels:
     def _begin_anew(self, made: Rollback) -> None:
         self.rollbacks += (made,)
         for series in self._series.values():
-            series.forget(made.since)
+            series.forget(made.since, made.step)
+
+    def _go_back_again(self, rollbacks: Sequence[Rollback], step: int) -> None:
+        """Begin anew for each rollback up to a step that is not known yet, noted or not."""
+        for made in rollbacks[len(self.rollbacks) :]:
+            if made.step <= step:
+                self._begin_anew(made)
+
+    def sync(self) -> None:
+        """Force to the disk what is noted: before a checkpoint, which a learner resumes from."""
+        try:
+            if self._path.exists():
+                sync(self._path)
+        except OSError as error:
+            _log.warning("%s: what is noted is not on the disk: %s", self._path, error)
 
     def _note(self, noted: Noted) -> None:
         try:
@@ -216,10 +250,9 @@ class Sentinels:
     def _known(self, resumed_after: int, rollbacks: Sequence[Rollback]) -> Iterator[Noted]:
         for noted in read_notes(self._path.parent):
             if noted.step <= resumed_after:
+                self._go_back_again(rollbacks, noted.step - 1)
                 self._take(noted.step, noted.gauges)
-                for made in rollbacks:
-                    if made.step == noted.step:
-                        self._begin_anew(made)
+                self._go_back_again(rollbacks, noted.step)
                 yield noted
 
     def _take(self, step: int, gauges: Mapping[str, float]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from configs.rewards import ALWAYS_EVALUATED
 from configs.schema import Config
-from configs.sentinels import SentinelsConfig
+from configs.sentinels import NO_GROUPS, SentinelsConfig
 from replay.questions import questions_of, sets_of
 
 _NOT_OF_WEIGHTS = {"mismatch": "the engine", "empty_searches": "retrieval"}
@@ -51,6 +51,17 @@ def _signal_of_equals(config: Config) -> str:
         return "learner.kl_in = 'reward'"
     turn_credit = config.learner.turn_credit
     return f"learner.turn_credit = {turn_credit!r}" if turn_credit else ""
+
+
+def no_signal(config: Config) -> Iterator[str]:
+    """Yield a sentinel's action that nothing sets off."""
+    action, baseline = config.sentinels.no_signal, config.learner.baseline
+    if baseline in NO_GROUPS and action in ("stop", "rollback"):
+        yield (
+            f"sentinels.no_signal = {action!r} acts on nothing with learner.baseline = "
+            f"{baseline!r}, which learns from groups of equal rewards too: set it to 'warn', or "
+            "take another rule"
+        )
 
 
 def best(config: Config) -> Iterator[str]:
@@ -110,4 +121,4 @@ def idle_rollbacks(config: Config) -> Iterator[str]:
             )
 
 
-CHECKS = (signal, best, trackers, rollbacks)
+CHECKS = (signal, no_signal, best, trackers, rollbacks)

@@ -156,6 +156,47 @@ def test_the_start_is_saved_and_good_checkpoints_outlive_the_number_that_is_kept
     assert there[15] == [0, 14]  # 0 is the best; 14 is as good as 4
 
 
+def cut(folder: Path) -> None:
+    """Take the last bytes of a checkpoint's state."""
+    path = folder / "state" / "rank-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-8])
+
+
+@pytest.mark.parametrize(
+    ("damaged", "ends", "to"),
+    [
+        ([4], "completed", [0.0]),
+        pytest.param([0, 4], "no good checkpoint", [], marks=pytest.mark.slow),
+    ],
+)
+def test_a_damaged_checkpoint_is_passed_over_and_without_any_the_run_stops(
+    config: Config,
+    begin: Callable[[Config], Run],
+    caplog: pytest.LogCaptureFixture,
+    damaged: list[int],
+    ends: str,
+    to: list[float],
+) -> None:
+    run = begin(config)
+    at(run, 14, lambda: [cut(checkpoint.folder_of(config.run_dir, step)) for step in damaged])
+    assert ends in train(run)
+    told = (gauges.get("learner/rolled_back_to") for gauges in run.metrics.values())
+    assert [each for each in told if each is not None] == to
+    assert "there is no going back to step 4: checkpoint" in caplog.text
+
+
+def test_the_notes_are_on_the_disk_before_the_checkpoint(
+    config: Config, begin: Callable[[Config], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, synced = begin(config), list[tuple[int, bool]]()
+    there = lambda: (run.step, run.step in checkpoint.steps(config.run_dir))  # noqa: E731
+    monkeypatch.setattr(run.sentinels, "sync", lambda: synced.append(there()))
+    at(run, 9, crash)
+    with pytest.raises(Crash):
+        train(run)
+    assert synced == [(4, False), (8, False)]
+
+
 def test_there_is_no_start_s_checkpoint_where_nothing_goes_back(
     config: Config, begin: Callable[[Config], Run]
 ) -> None:

@@ -296,6 +296,104 @@ MUTANTS = (
         ("tests/learner/health/test_rollback.py",),
     ),
     Mutant(
+        "gone back to weights that no rule has judged",
+        "learner/health/sentinels.py",
+        "self._unjudged = rolled_back + 1",
+        "self._unjudged = None",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "judged by what is left of the weights of before a rollback",
+        "learner/health/sentinels.py",
+        "step <= self.rollbacks[-1].step + self._staleness",
+        "step <= self.rollbacks[-1].step",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "windows of before a rollback go on",
+        "learner/health/sentinels.py",
+        "            series.forget(made.since, made.step)",
+        "            assert series",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "a rollback forgotten whose note is lost",
+        "learner/health/sentinels.py",
+        "if made.step <= step:",
+        "if made.step == step:",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "steps that follow a rollback whose note is lost judged with those before it",
+        "learner/health/sentinels.py",
+        "                self._go_back_again(rollbacks, noted.step - 1)\n",
+        "",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "one rule's checkpoint lost for another's",
+        "learner/health/sentinels.py",
+        "for each in firsts for one",
+        "for each in [min(firsts)] for one",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "gone back at the last step",
+        "learner/health/sentinels.py",
+        "if not back or step >= self._last_step:",
+        "if not back:",
+        ("tests/learner/health/test_rollback.py",),
+    ),
+    Mutant(
+        "rolled back, not published",
+        "learner/run.py",
+        "publish_every == 0 or self.rolled_back",
+        "publish_every == 0",
+        (
+            "tests/learner/test_rollback.py::"
+            "test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate",
+        ),
+    ),
+    Mutant(
+        "rolled back, not saved",
+        "learner/run.py",
+        "checkpoint_every == 0 or self.rolled_back",
+        "checkpoint_every == 0",
+        (
+            "tests/learner/test_rollback.py::"
+            "test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate",
+        ),
+    ),
+    Mutant(
+        "rolled back at the same rate",
+        "learner/run.py",
+        "self.trainer.scale_rates(made.scale)",
+        "assert made.scale",
+        (
+            "tests/learner/test_rollback.py::"
+            "test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate",
+        ),
+    ),
+    Mutant(
+        "the checkpoint that a rollback needs removed",
+        "learner/run.py",
+        "{*self.evaluations.unfinished, *self.sentinels.needed(self.step, saved)}",
+        "{*self.evaluations.unfinished}",
+        (
+            "tests/learner/test_rollback.py::"
+            "test_the_start_is_saved_and_good_checkpoints_outlive_the_number_that_is_kept",
+        ),
+    ),
+    Mutant(
+        "a checkpoint that is cut taken up",
+        "learner/run.py",
+        "self.sentinels.judge(self.step, known, saved, self._is_whole)",
+        "self.sentinels.judge(self.step, known, saved)",
+        (
+            "tests/learner/test_rollback.py::test_a_damaged_checkpoint_is_passed_over_and_without_any_the_run_stops",
+        ),
+    ),
+    Mutant(
         "a lowered rate forgotten at a resume",
         "learner/worker.py",
         "trainer.scale_rates(made.scale)",

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.errors import GenerationFailed
+from actors.errors import GenerationFailed, ProgramFailed
+from actors.gateway.protocol import Refused
 from actors.policies.base import Completion
 from configs.environment import ProgramConfig
 from replay.trajectory import StopReason, Trajectory
@@ -100,6 +101,9 @@ async def test_smolagents_comes_to_no_answer(stage: Stage, program: Program) -> 
     assert len(played.turns) == 7 and len(stage.retriever.queries) == 6  # asked for an end at last
     stage.policy.error = GenerationFailed("aborted")
     with pytest.raises(GenerationFailed, match="aborted"):
+        await play(stage, asked)
+    stage.policy.error = Refused("no such field")
+    with pytest.raises(ProgramFailed, match="no such field"):
         await play(stage, asked)
     stage.policy.error, stage.retriever.passages = None, LONG
     full = await play(stage, asked)

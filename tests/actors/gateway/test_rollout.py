@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from actors.errors import GenerationFailed, ProgramFailed, TooManyCalls
 from actors.gateway import merging
+from actors.gateway.protocol import Refused, TooLong
 from actors.gateway.rollout import ProgramRollouts, recorded
 from actors.policies.base import Completion, Stops
 from actors.prompt import Prompter
@@ -167,6 +168,32 @@ async def test_a_program_that_searches_has_one_whole_sequence(stage: Stage, name
     assert stage.policy.prompts[0].endswith(QUESTION.text) or "Question:" in read
     assert SEARCHING in read and "the mayor of bore is a ." in read and "</answer>" in read
     assert trajectory.timings["total_s"] > 0 and trajectory.timings["retrieve_s"] >= 0
+
+
+@dataclass
+class Refusing(Reader):
+    """A policy of which all calls but the first are refused."""
+
+    why: Refused = field(default_factory=lambda: Refused("no such field"))
+
+    async def complete(self, tokens: Any, **sampling: Any) -> Completion:
+        self.error = self.why if self.prompts else None
+        return await super().complete(tokens, **sampling)
+
+
+@pytest.mark.parametrize(
+    "name", ["search_with_openai", pytest.param("summarise_half_way", marks=pytest.mark.slow)]
+)
+async def test_a_full_context_is_no_answer_and_another_refusal_a_fault(
+    stage: Stage, name: str
+) -> None:
+    program = ProgramConfig(entry_point=f"{EXAMPLES / name}.py:answer")
+    stage.policy = Refusing(stage.prompter, why=TooLong("no room", "prompt", 2000))
+    trajectory = await stage.play(program)
+    assert (trajectory.stop_reason, len(trajectory.turns)) == (StopReason.CONTEXT_LIMIT, 1)
+    stage.policy = Refusing(stage.prompter)
+    with pytest.raises(ProgramFailed, match="no such field"):
+        await stage.play(program)
 
 
 @pytest.mark.slow

@@ -1,18 +1,20 @@
 """Rollbacks: where a sentinel goes back to, what is kept for it, and when it stops instead."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.schema import Config, ReplayConfig
+from configs.schema import Config, LearnerConfig, ReplayConfig
 from configs.sentinels import SentinelsConfig
-from learner.health.rollback import Rollback, good, needed, newest_before
+from learner.health.rollback import Rollback, good, good_before, needed
 from learner.health.rules import RULES, Announcer
 from learner.health.sentinels import Sentinels, Verdict, read_notes
 
 WINDOW = RULES["ess"].window
 LOW, FINE = {"learner/current_ess": 0.1}, {"learner/current_ess": 0.9}
+STEPS = 100  # of the run
 ONE = (Rollback(step=14, since=5, to=4, rule="ess", scale=0.5),)
 
 
@@ -20,8 +22,8 @@ def test_what_was_saved_before_a_rollback_and_after_its_checkpoint_is_not_good()
     assert good([0, 4, 8, 12, 14, 16], ONE) == [0, 4, 14, 16]
     again = (*ONE, Rollback(step=26, since=3, to=0, rule="ess", scale=0.25))
     assert good([0, 4, 8, 12, 14, 16, 26], again) == [0, 26]
-    assert newest_before(13, [0, 4, 8, 12, 14], ONE) == 4
-    assert newest_before(4, [4, 8], ONE) is None
+    assert good_before(13, [0, 4, 8, 12, 14], ONE) == [4, 0]
+    assert good_before(4, [4, 8], ONE) == []
 
 
 def test_what_a_rollback_would_take_and_what_it_will_are_kept() -> None:
@@ -35,8 +37,8 @@ def going_back(
     run_dir: Path, resumed_after: int = 0, made: tuple[Rollback, ...] = (), **fields: Any
 ) -> Sentinels:
     sentinels = SentinelsConfig(**({"ess": "rollback"} | fields))
-    replay = ReplayConfig(max_staleness=2)
-    config = Config(run_dir=str(run_dir), sentinels=sentinels, replay=replay)
+    replay, learner = ReplayConfig(max_staleness=2), LearnerConfig(total_steps=STEPS)
+    config = Config(run_dir=str(run_dir), sentinels=sentinels, replay=replay, learner=learner)
     return Sentinels(config, resumed_after, made)
 
 
@@ -90,12 +92,91 @@ def test_what_was_usual_before_it_is_so_after_it(tmp_path: Path) -> None:
     played(sentinels, 1, 12, {"learner/grad_norm": 0.5})
     verdicts = played(sentinels, 13, 30, {"learner/grad_norm": 50.0})
     made = [each.rollback for each in verdicts if each.rollback]
-    # A window of five, three of it high; later two steps are passed over and five are high.
+    # A window of five, three of it high; later two steps are passed over and five are high: the
+    # first window is of all steps since the rollback.
     assert [(each.step, each.since, each.to) for each in made] == [
         (15, 11, 0),
-        (22, 18, 0),
-        (29, 25, 0),
+        (22, 16, 0),
+        (29, 23, 0),
     ]
+
+
+def test_a_second_rollback_takes_no_weights_that_no_rule_has_judged(tmp_path: Path) -> None:
+    sentinels, saved, made = going_back(tmp_path), [0], list[Rollback]()
+    for step in range(1, 50):
+        good = step <= (made[-1].step + 1 if made else 20)
+        verdict = sentinels.judge(step, FINE if good else LOW, saved)
+        made += [verdict.rollback] if verdict.rollback else []
+        saved += [step] if verdict.rollback or step % 3 == 0 else []
+        needed = sentinels.needed(step, saved)
+        saved = [each for each in saved if each in (*needed, saved[-1])]
+    # Of the window's ten steps five are low; then all of the first window that is judged.
+    assert [(each.step, each.since, each.to) for each in made] == [
+        (25, 16, 12),
+        (37, 26, 25),
+        (49, 38, 37),
+    ]
+
+
+def test_once_the_first_window_has_moved_on_it_counts_as_any_other(tmp_path: Path) -> None:
+    sentinels = going_back(tmp_path)
+    played(sentinels, 1, 10)
+    played(sentinels, 11, 22, FINE)  # judged from 13 on
+    assert sentinels.needed(22, (0, 10, 12, 14, 16)) == [10, 12]
+    played(sentinels, 23, 23, FINE)
+    assert sentinels.needed(23, (0, 10, 12, 14, 16)) == [12, 14]
+
+
+def test_a_rule_keeps_its_checkpoint_whatever_another_one_s_window_is(tmp_path: Path) -> None:
+    rules = dict.fromkeys(("ess", "grad_norm", "repeated_queries"), "rollback")
+    sentinels = going_back(tmp_path, **rules)
+    searched = FINE | {"learner/grad_norm": 0.5, "learner/repeated_queries": 0.0}
+    played(sentinels, 1, 6, searched)
+    played(sentinels, 7, 40, FINE | {"learner/grad_norm": 0.5})  # it searches no more
+    saved = (0, 4, 24, 28, 32, 36, 40)
+    # Windows begin at 1, at 31 and at 36.
+    assert sentinels.needed(40, saved) == [0, 4, 28, 32, 36]
+    high = FINE | {"learner/grad_norm": 50.0}
+    *_, last = played(sentinels, 41, 43, high, saved)
+    assert last.rollback and (last.rollback.since, last.rollback.to) == (39, 36)
+
+
+@pytest.mark.parametrize(
+    ("lost", "judged_from"), [({10}, 13), ({10, 11, 12}, 13), (range(10, 15), 15), (None, 15)]
+)
+def test_a_rollback_counts_that_is_not_noted(
+    tmp_path: Path, lost: Collection[int] | None, judged_from: int
+) -> None:
+    first, path = going_back(tmp_path), tmp_path / "sentinels.jsonl"
+    made = played(first, 1, 10)[-1].rollback
+    assert made
+    played(first, 11, 14)
+    lines = enumerate(path.read_bytes().splitlines(keepends=True), 1)
+    path.unlink() if lost is None else path.write_bytes(
+        b"".join(line for step, line in lines if step not in lost)
+    )
+    again = going_back(tmp_path, 14, (made,))
+    assert again.rollbacks == (made,) and again.needed(14, (0, 2, 10)) == [10]
+    *before, last = played(again, 15, judged_from + WINDOW - 1, LOW, (0, 10))
+    assert last.rollback and (last.rollback.since, last.rollback.to) == (11, 10)
+    assert not any(each.rollback for each in before)
+
+
+def test_at_the_last_step_nothing_is_gone_back_to(tmp_path: Path) -> None:
+    played(going_back(tmp_path, ess="warn"), 1, STEPS - 1)
+    last = going_back(tmp_path, STEPS - 1).judge(STEPS, LOW, (0,))
+    assert (last.rollback, last.stop) == (None, "") and last.told["learner/sentinel_ess"] == 1.0
+
+
+def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path: Path) -> None:
+    sentinels, saved = going_back(tmp_path), (0, 4, 8)
+    played(sentinels, 1, 20, FINE)
+    played(sentinels, 21, 24, LOW)
+    asked = list[int]()
+    verdict = sentinels.judge(25, LOW, saved, lambda step: asked.append(step) or step < 4)
+    assert verdict.rollback and verdict.rollback.to == 0 and asked == [8, 4, 0]
+    none = going_back(tmp_path, 24).judge(25, LOW, saved, lambda step: False)
+    assert none.rollback is None and "no good checkpoint" in none.stop
 
 
 def test_a_learner_that_resumes_judges_as_if_never_interrupted(tmp_path: Path) -> None:

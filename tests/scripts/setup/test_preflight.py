@@ -405,6 +405,20 @@ def test_what_is_set_of_rollbacks_may_stay_where_a_run_goes_on(good: dict[str, s
     preflight.check(config(idle | {"sentinels.ess": "rollback"}))
 
 
+@pytest.mark.parametrize("action", ["warn", "stop", "rollback"])
+def test_a_sentinel_that_nothing_sets_off_is_to_do_nothing(
+    good: dict[str, str], action: str
+) -> None:
+    asked = good | {"sentinels.no_signal": action}
+    preflight.check(config(asked))
+    alone = asked | {"learner.baseline": "none", "learner.advantage_std": "whiten"}
+    if action == "warn":
+        preflight.check(config(alone))
+    else:
+        with pytest.raises(ConfigError, match=rf"no_signal = '{action}' acts on nothing .*'none'"):
+            preflight.check(config(alone))
+
+
 @pytest.mark.parametrize(
     ("outcome", "logged", "said"),
     [
