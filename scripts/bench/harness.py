@@ -68,7 +68,7 @@ def scratch() -> Iterator[Path]:
 
 
 class Processes:
-    """Child processes by name; all of them are gone when the block is left."""
+    """Child processes by name; they and what they have started are gone when the block is left."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -81,7 +81,12 @@ class Processes:
 
     def __exit__(self, *_: object) -> None:
         for process in self._running.values():
+            family = _family(process.pid)
             end_child(process, patience_s=0.0)
+            for each in family:  # an engine does not end with a server that is killed
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(family, LEAVE_S)
 
     def start(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
         """Start `python COMMAND`; its output goes to `NAME.log`."""
@@ -135,6 +140,13 @@ class Processes:
     def _last_words(self, name: str) -> str:
         text = (self._folder / f"{name}.log").read_text(errors="replace")
         return " | ".join(text.splitlines()[-6:]) or "(it said nothing)"
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    """What a process has started, and what that has."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return list(psutil.Process(pid).children(recursive=True))
+    return []
 
 
 def status_bytes(name: str, pid: int | None = None) -> int:

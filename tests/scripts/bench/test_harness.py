@@ -16,16 +16,22 @@ from scripts.bench.harness import (
     sources,
 )
 
+SLEEPS = """
+import os, subprocess, time
+child = subprocess.Popen(["sleep", "600"])
+print(os.getpid(), child.pid, flush=True)
+time.sleep(600)
+"""
 
-def test_a_child_is_gone_when_its_block_is_left(tmp_path: Path) -> None:
+
+def test_a_child_and_what_it_started_are_gone_when_its_block_is_left(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
-        processes.start("sleeper", "-c", "import os, time; print(os.getpid(), flush=True)"
-                        "; time.sleep(600)")  # fmt: skip
+        processes.start("sleeper", "-c", SLEEPS)
         log = tmp_path / "sleeper.log"
         processes.wait([], 60.0, lambda: log.read_text().endswith("\n"))
-        pid = int(log.read_text())
-        assert psutil.pid_exists(pid)
-    assert not psutil.pid_exists(pid)
+        pids = [int(pid) for pid in log.read_text().split()]
+        assert len(pids) == 2 and all(map(psutil.pid_exists, pids))
+    assert not any(map(psutil.pid_exists, pids))
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit(3)", 3), ("print('x'); exit(1)", 1)])
