@@ -169,12 +169,13 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
 def _learnt(run: Path, step: int, trajectory: Trajectory) -> tuple[list[Values], str]:
     """What the learner made of the tokens of each sequence, or why that is not known."""
     counts = [sum(len(t.action_tokens) for t in each.turns) for each in trajectory.sequences]
+    name = f"tokens/{file_of(run, step).name}"
     try:
         found = values_of(run, step, (trajectory.group_id, trajectory.sibling), counts)
     except (OSError, ValueError) as error:
-        return [], f"tokens/{file_of(run, step).name} cannot be read: {error}"
+        return [], f"{name} cannot be read: {error}"
     if found is None:
-        return [], f"those of step {step} are not kept (view.keep_steps)"
+        return [], f"there is no {name} (view.keep_steps)"
     return found, ""
 
 

@@ -169,7 +169,7 @@ def test_a_rollout_has_what_the_learner_made_of_its_tokens(
         assert made["fate"] == [0 if n % 3 else 3 for n in at]
     (other,) = [number for number, step in rows if step == 2][:1]
     said = rollout(index, 0, other)
-    assert said["unknown"] == "those of step 2 are not kept (view.keep_steps)"
+    assert said["unknown"] == "there is no tokens/step-2.safetensors (view.keep_steps)"
     assert "learnt" not in said["sequences"][0]["turns"][0]
 
 
