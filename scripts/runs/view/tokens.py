@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from learner.health.tokens import FATES, VALUES, file_of
+from learner.health.tokens import FATES, FORMAT, VALUES, file_of
 
 MOST_HEADER = 1 << 16  # bytes
 MOST_SEQUENCES = 1 << 18  # of a step
@@ -53,10 +53,13 @@ class _File:
             raise ValueError(f"its header has {length} bytes, more than {MOST_HEADER}")
         try:
             told = msgspec.json.decode(content.read(length), type=dict[str, msgspec.Raw])
-            told.pop("__metadata__", None)
+            metadata = told.pop("__metadata__", msgspec.Raw(b"{}"))
+            found = msgspec.json.decode(metadata, type=dict[str, str]).get("format", "none")
             tensors = {n: msgspec.json.decode(each, type=_Tensor) for n, each in told.items()}
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ValueError(f"its header is none: {error}") from error
+        if found != FORMAT:
+            raise ValueError(f"its format is {found}, which is not {FORMAT}")
         return cls(content, tensors, 8 + length, status.st_size)
 
     def shape(self, name: str, kind: str, ndim: int) -> tuple[int, ...]:

@@ -177,9 +177,10 @@ def header(text: str) -> bytes:
     return len(text).to_bytes(8, "little") + text.encode()
 
 
-def told(dtype: str, shape: list[int], end: float) -> bytes:
+def told(dtype: str, shape: list[int], end: float, **metadata: str) -> bytes:
     sequences = {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
-    return header(json.dumps({"sequences": sequences}))
+    known = {"__metadata__": {"format": "1"} | metadata}
+    return header(json.dumps(known | ({"sequences": sequences} if dtype else {})))
 
 
 def with_numbers(name: str, column: slice | int, number: int) -> Callable[[Path], None]:
@@ -188,7 +189,7 @@ def with_numbers(name: str, column: slice | int, number: int) -> Callable[[Path]
     def change(path: Path) -> None:
         tensors = load_file(path)
         tensors[name][..., column] = number
-        save_file(tensors, path)
+        save_file(tensors, path, {"format": "1"})
 
     return change
 
@@ -198,7 +199,9 @@ INSTEAD: list[tuple[bytes, str]] = [
     (b"", "its header is none"),
     (b"\xff" * 8, "its header has 18446744073709551615 bytes"),
     (header("[" * 60_000), "its header is none"),
-    (header("{}"), "it has no 'sequences'"),
+    (header("{}"), "its format is none, which is not 1"),
+    (told("", [], 0, format=HOSTILE), "its format is <script>"),
+    (told("", [], 0), "it has no 'sequences'"),
     (told("I64", [9, 4], 8e30), "its header is none"),
     (told("I64", [999_999_999, 4], 9), "'sequences' is not whole"),
     (told(HOSTILE * 9, [], 0), "'sequences' is <script>"),
