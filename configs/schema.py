@@ -334,6 +334,13 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
         return (0.0,) if self.eval_temperature is None else (0.0, self.eval_temperature)
 
 
+class ViewConfig(Section, frozen=True):
+    """What a run keeps for its pages (docs/view.md) beside the log."""
+
+    # Steps, the newest, of which RUN/tokens has what the learner made of each token; 0: of none
+    keep_steps: Annotated[int, Meta(ge=0, le=1000), CHANGEABLE] = 20
+
+
 class Config(Section, frozen=True):
     """One run."""
 
@@ -351,6 +358,7 @@ class Config(Section, frozen=True):
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     learner: LearnerConfig = LearnerConfig()
     sentinels: SentinelsConfig = SentinelsConfig()
+    view: ViewConfig = ViewConfig()
     fleet: FleetConfig = FleetConfig()
     cluster: ClusterConfig = ClusterConfig()
 

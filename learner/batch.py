@@ -19,6 +19,7 @@ from learner.algorithm.objectives import choose
 from learner.algorithm.turns import DISCOUNT, step_returns, turn_advantages
 from learner.errors import BadBatch
 from learner.health.habits import habits
+from learner.health.tokens import SequenceKey
 from learner.packing import MicroBatch, Row, pack_shares, pad, to_row
 from replay.codec import decode_trajectory
 from replay.protocol import Batch, CodecError
@@ -33,9 +34,10 @@ class TrainingBatch:
     denominator, so that shares add up.
 
     `step` k is the step it trains: versions ≤ k − 1 sampled it, and training it makes version k.
-    `gauges`, in rank 0's share alone, are those of the whole step that need no model. `rewards` and
-    `action_counts` are the step's, by group (NaN: unscorable), and `rollouts` tells of every row
-    which of these is its own; all are whole in every share, and empty where nothing is rewarded.
+    `gauges`, in rank 0's share alone, are those of the whole step that need no model; `sequences`,
+    there alone too, says of every row of the step whose it is. `rewards` and `action_counts` are
+    the step's, by group (NaN: unscorable), and `rollouts` tells of every row which of these is its
+    own; all are whole in every share, and empty where nothing is rewarded.
     """
 
     step: int
@@ -45,6 +47,7 @@ class TrainingBatch:
     rewards: tuple[tuple[float, ...], ...] = ()
     action_counts: tuple[tuple[int, ...], ...] = ()
     rollouts: tuple[int, ...] = ()
+    sequences: tuple[SequenceKey, ...] = ()
 
 
 def build(
@@ -95,8 +98,17 @@ def _build(
             rewards=tuple(tuple(group.tolist()) for group in rewards),
             action_counts=tuple(tuple(group.tolist()) for group in counts),
             rollouts=tuple(n for n, each in enumerate(trajectories) for _ in each.sequences),
+            sequences=() if rank else _keys(trajectories),
         )
         for rank, share in enumerate(shares)
+    )
+
+
+def _keys(trajectories: Sequence[Trajectory]) -> tuple[SequenceKey, ...]:
+    return tuple(
+        (each.group_id, each.sibling, place)
+        for each in trajectories
+        for place in range(len(each.sequences))
     )
 
 

@@ -21,7 +21,7 @@ from learner.model.ema import Averages
 from learner.model.engine import Engine
 from learner.model.placement import Placement
 from learner.model.state import load_state, save_state
-from learner.update import update
+from learner.update import Note, update
 
 # What a collective method is given
 Argument = Literal["shares", "tokens", "folder", "number", "none"]
@@ -59,12 +59,13 @@ class Trainer:
         judged = config.learner.has_critic_model
         self.critic = CriticEngine(config, model_path, placement) if judged else None
         self.rank, self.ranks = self.engine.rank, self.engine.ranks
+        self.note: Note | None = None  # of rank 0: is given what each step's loss is made of
 
     @collective("shares")
     def learn(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:
         """Take one step on all ranks' shares (or this rank's alone); return its gauges."""
         share = self._own(shares)
-        return update(self.engine, self.averages, share, self._learner, self.critic)
+        return update(self.engine, self.averages, share, self._learner, self.critic, self.note)
 
     @collective("shares")
     def imitate(self, shares: Sequence[TrainingBatch], /) -> dict[str, float]:

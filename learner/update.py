@@ -6,7 +6,7 @@ Every sum and ratio skips tokens that the policy did not sample. Which weight en
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
@@ -29,6 +29,7 @@ from learner.algorithm.schedule import scaled_rate
 from learner.batch import TrainingBatch, credit_gauges, credit_of
 from learner.errors import Diverged
 from learner.health.diagnostics import TokenFacts, diagnose
+from learner.health.tokens import SequenceKey
 from learner.model.anchor import Anchored, anchored
 from learner.model.credit import Critic, Lessons, critic_rate, judge, policy_rate, teach
 from learner.model.ema import Averages, Ema
@@ -37,6 +38,10 @@ from learner.packing import MicroBatch
 
 if TYPE_CHECKING:  # importing it imports DeepSpeed
     from learner.model.engine import Engine
+
+
+# Is given a step, its batch's sequences, and the facts of its tokens, of all ranks
+Note = Callable[[int, Sequence[SequenceKey], Sequence[TokenFacts]], None]
 
 
 class Scored(NamedTuple):
@@ -56,25 +61,27 @@ def update(
     batch: TrainingBatch,
     config: LearnerConfig,
     critic: Critic | None = None,
+    note: Note | None = None,
 ) -> dict[str, float]:
     """Take one step on the batch, which makes version `batch.step`; return its gauges.
 
-    `critic`: where `learner.baseline: critic` has a model of its own. Raises Diverged on a
-    non-finite loss or gradient.
+    `critic`: where `learner.baseline: critic` has a model of its own; `note` is given what the loss
+    is made of. Raises Diverged on a non-finite loss or gradient.
     """
     micro_batches = [micro.to(engine.device) for micro in batch.micro_batches]
     scored = score(engine, averages, micro_batches, batch.temperature, config)
     if config.baseline != "critic":
         credited, credit = recredit(engine, batch, micro_batches, scored, config)
-        return batch.gauges | credit | _step(engine, averages, batch, credited, scored, config)
+        gauges = batch.gauges | credit
+        return gauges | _step(engine, averages, batch, credited, scored, config, note)
     penalties, taken = penalise(engine, batch, micro_batches, scored, config)
     values = values_under(critic, micro_batches, scored)
     judged, judgements, credit = judge(engine, micro_batches, values, config, penalties)
     gauges = batch.gauges | taken | credit
     if critic is None:
         lessons = Lessons(judged, judgements, config)
-        return gauges | _step(engine, averages, batch, judged, scored, config, lessons)
-    gauges |= _step(engine, averages, batch, judged, scored, config)
+        return gauges | _step(engine, averages, batch, judged, scored, config, note, lessons)
+    gauges |= _step(engine, averages, batch, judged, scored, config, note)
     return gauges | teach(critic, judged, judgements, batch.step, config)
 
 
@@ -85,6 +92,7 @@ def _step(
     micro_batches: list[MicroBatch],
     scored: Sequence[Scored],
     config: LearnerConfig,
+    note: Note | None,
     lessons: Lessons | None = None,
 ) -> dict[str, float]:
     """The policy's step on these micro-batches of the batch, whose advantages are known; a critic
@@ -95,7 +103,10 @@ def _step(
     for number, (micro, known) in enumerate(zip(micro_batches, scored, strict=True)):
         lesson = None if lessons is None else lessons.of(number)
         facts.append(_accumulate(engine, micro, known, batch.temperature, bounds, config, lesson))
-    gauges = diagnose(engine.gather(facts), config)
+    gathered = engine.gather(facts)
+    if note:
+        note(step, batch.sequences, gathered)
+    gauges = diagnose(gathered, config)
     if not math.isfinite(gauges["learner/loss"]):
         raise Diverged(f"step {step}: the loss is {gauges['learner/loss']}")
     ess = gauges.get("learner/current_ess_sequence", 1.0)

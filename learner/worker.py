@@ -23,6 +23,7 @@ from configs.schema import Config
 from learner import checkpoint
 from learner.checkpoint import next_incarnation
 from learner.errors import BadBatch, BadCheckpoint, BadModel, LearnerError, RankLost
+from learner.health.tokens import TokenFiles
 from replay.clients.learner import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
 from weight_sync.protocol import (
@@ -181,6 +182,9 @@ def _load(
             local_files_only=True,
             trust_remote_code=config.model.trust_remote_code,
         )
+    if keep := config.view.keep_steps:
+        averages = config.learner.centre == "ema"
+        trainer.note = TokenFiles(config.run_dir, keep, averages=averages).write
     announce_ready()
     return trainer, tokenizer
 

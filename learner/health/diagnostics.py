@@ -18,6 +18,7 @@ from learner.algorithm.importance import (
     sequence_sums,
 )
 from learner.algorithm.loss import TokenLoss
+from learner.algorithm.objectives import policy_ratio
 from learner.model.scorer import TokenScores
 from learner.packing import MicroBatch
 
@@ -60,6 +61,10 @@ class TokenFacts:
     entropy: Tensor
     advantages: Tensor
     staleness: Tensor
+    sequences: Tensor  # each token's row in the step's batch
+    proximal: Tensor  # the centre of the trust region
+    ratio: Tensor  # current over that
+    weight: Tensor  # of the behaviour, as it was used
 
     @property
     def moved(self) -> Tensor:
@@ -76,9 +81,9 @@ class TokenFacts:
         entropy_bonus = config.entropy_coef * loss.coefficients * scores.entropy
         recorded = micro.behaviour_logprobs[micro.loss_mask]
         usable = recorded.isfinite()
-        anchored = loss.reference is not None
+        anchored, rows = loss.reference is not None, micro.rows
         return cls(
-            rows=micro.rows,
+            rows=rows,
             loss=loss.tokens(scores.table) - entropy_bonus,
             log_ratio=log_ratio(current if two_policies else terms.proximal, recorded, usable),
             usable=usable,
@@ -91,6 +96,10 @@ class TokenFacts:
             entropy=scores.entropy,
             advantages=terms.advantages,
             staleness=micro.staleness[micro.loss_mask],
+            sequences=micro.row_ids[rows],
+            proximal=terms.proximal,
+            ratio=policy_ratio(current, terms.proximal),
+            weight=loss.weights,
         )
 
 

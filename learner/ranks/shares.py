@@ -6,6 +6,7 @@ import msgspec
 from safetensors.torch import load, save
 
 from learner.batch import TrainingBatch
+from learner.health.tokens import SequenceKey
 from learner.packing import MicroBatch
 
 
@@ -19,6 +20,7 @@ class Envelope(msgspec.Struct, frozen=True):
     rewards: tuple[tuple[float, ...], ...]
     action_counts: tuple[tuple[int, ...], ...]
     rollouts: tuple[int, ...]
+    sequences: tuple[SequenceKey, ...]
     tensors: bytes
 
 
@@ -37,6 +39,7 @@ def encode_share(share: TrainingBatch) -> bytes:
         rewards=share.rewards,
         action_counts=share.action_counts,
         rollouts=share.rollouts,
+        sequences=share.sequences,
         tensors=save(tensors),
     )
     return msgspec.msgpack.encode(envelope)
@@ -58,4 +61,5 @@ def decode_share(encoded: bytes) -> TrainingBatch:
         rewards=envelope.rewards,
         action_counts=envelope.action_counts,
         rollouts=envelope.rollouts,
+        sequences=envelope.sequences,
     )

@@ -306,6 +306,7 @@ def test_the_schema_marks_what_a_resumed_run_need_not_keep() -> None:
         "learner.zero_stage",
         "learner.offload",
         *(f"sentinels.{name}" for name in SentinelsConfig.__struct_fields__),
+        "view.keep_steps",
     ) == CHANGEABLE_FIELDS
     of_the_machine = {"run_dir", "actors.count", "retrieval.port", "retrieval.token_file"}
     of_the_machine |= {"rewards.judge.url", "rewards.judge.key_file", "actors.kv_cache_bytes"}

@@ -27,16 +27,19 @@ from configs.schema import (
     ModelConfig,
     QuestionsConfig,
     ReplayConfig,
+    ViewConfig,
     WeightSyncConfig,
 )
 from learner import worker
 from learner.checkpoint import steps
 from learner.worker import main
 from replay.clients.actor import TrajectoryWriter
+from replay.codec import decode_trajectory
 from replay.log.event_log import read
-from replay.log.records import LearnerResumed, Reported, Resampled, Sampled
+from replay.log.records import Delivered, LearnerResumed, Reported, Resampled, Sampled
 from replay.protocol import Hello, Lease
 from replay.trajectory import StopReason, TokenSequence, Trajectory, Turn
+from scripts.runs.view.tokens import values_of
 from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.protocol import EngineDiffers
@@ -152,6 +155,7 @@ def whole(tmp_path: Path, tiny_model_path: Path) -> Config:
         replay=ReplayConfig(groups_per_step=2, group_size=4, max_staleness=1),
         weight_sync=WeightSyncConfig(probe_tokens=16, probe_tolerance=1e-4),
         learner=LearnerConfig(total_steps=4, eval_every=2, checkpoint_every=2, lr=1e-3),
+        view=ViewConfig(keep_steps=3),
     )
     save(config, tmp_path / "config.yaml")
     return config
@@ -235,6 +239,28 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
     assert {"sync/publish_s", "replay/ready_groups", "actor/reward", "actor/tokens_per_s"} <= set(
         events.Tags()["scalars"]
     )
+    look_at_tokens(Path(whole.run_dir))
+
+
+def look_at_tokens(run: Path) -> None:
+    """Of the newest three steps each rollout on record has its values, and what the weights of the
+    step sampled has, under these, the log-prob that was recorded.
+    """
+    kept = {path.name for path in (run / "tokens").iterdir()}
+    assert kept == {f"step-{step}.safetensors" for step in (2, 3, 4)}
+    records = list(read(run / "events.log"))
+    steps_of = {g: r.step for r in records if isinstance(r, Sampled) for g in r.group_ids}
+    fresh = 0
+    for record in (r for r in records if isinstance(r, Delivered)):
+        if (step := steps_of.get(record.group_id, 1)) == 1:
+            continue
+        trajectory = decode_trajectory(record.payload)
+        (values,) = values_of(run, step, (record.group_id, record.sibling), [4])
+        if trajectory.newest_version == trajectory.oldest_version == step - 1:
+            (turn,) = trajectory.turns
+            assert values["current"] == pytest.approx(turn.behaviour_logprobs, abs=5e-3)
+            fresh += 1
+    assert fresh
 
 
 @pytest.mark.soak("ranks")

@@ -16,18 +16,21 @@ from configs.load import ConfigError, load
 from configs.schema import Config
 from learner.health.rules import RULES
 from learner.health.sentinels import Noted, read_notes, spans
+from learner.health.tokens import file_of
 from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
-from replay.trajectory import TokenSequence, Turn
+from replay.trajectory import TokenSequence, Trajectory, Turn
 from scripts.runs.runs import state_of
 from scripts.runs.show import load_tokenizer
 from scripts.runs.view.following import payload_of
 from scripts.runs.view.index import Index, Told
+from scripts.runs.view.tokens import Values, values_of
 from scripts.setup.resolve import run_config
 from scripts.terminal import clean
 
 MOST_EVENTS = 2000  # of a run; the newest
 MOST_TEXT = 100_000  # characters of one piece of a rollout
+MOST_CAUSE = 300  # characters of a file's fault
 MOST_STEPS = 5000  # of a curve: longer ones are thinned
 
 
@@ -100,24 +103,31 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     if not 0 <= run < len(index.runs):
         raise ConfigError(f"run {run}: there is no such run")
     found = index.rows(
-        "SELECT segment, place FROM rollouts WHERE run = ? AND number = ?", (run, number)
+        "SELECT segment, place, kind, step FROM rollouts WHERE run = ? AND number = ?",
+        (run, number),
     )
     if not found:
         raise ConfigError(f"record {number}: there is no such rollout in this run")
-    told = index.runs[run]
-    payload = payload_of(told.follower.path, number, *found[0])
+    told, (segment, place, kind, step) = index.runs[run], found[0]
+    payload = payload_of(told.follower.path, number, segment, place)
     if not payload:
         return {"gone": "its tokens were compacted away (replay.keep, forage compact)"}
     trajectory = decode_trajectory(payload)
     tokenizer, lacks = _tokenizer(told.path)
+    trained = kind == "train" and step is not None  # nothing else is scored by the learner
+    learnt, unknown = _learnt(told.path, step, trajectory) if trained else ([], "")
+    sequences = [_sequence(each, tokenizer) for each in trajectory.sequences]
+    for shown, values in zip(sequences, learnt, strict=False):
+        _add(shown["turns"], values)
     return {
         "lacks": clean(lacks),
+        "unknown": clean(unknown)[:MOST_CAUSE],
         "parts": trajectory.reward_parts,
         "cause": clean(trajectory.reward_cause),
         "timings": trajectory.timings,
         "actor": clean(trajectory.actor_id),
         "attempt": trajectory.attempt,
-        "sequences": [_sequence(each, tokenizer) for each in trajectory.sequences],
+        "sequences": sequences,
     }
 
 
@@ -154,6 +164,36 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
             {"at": at, "step": step, "kind": kind, "said": said} for at, step, kind, said in events
         ],
     }
+
+
+def _learnt(run: Path, step: int, trajectory: Trajectory) -> tuple[list[Values], str]:
+    """What the learner made of the tokens of each sequence, or why that is not known."""
+    counts = [sum(len(t.action_tokens) for t in each.turns) for each in trajectory.sequences]
+    name = f"tokens/{file_of(run, step).name}"
+    try:
+        found = values_of(run, step, (trajectory.group_id, trajectory.sibling), counts)
+    except (OSError, ValueError) as error:
+        return [], f"{name} cannot be read: {error}"
+    if found is None:
+        return [], f"there is no {name} (view.keep_steps)"
+    return found, ""
+
+
+def _add(turns: Sequence[dict[str, Any]], values: Values) -> None:
+    """Give each turn the values of its tokens."""
+    first = 0
+    for turn in turns:
+        last = first + len(turn["tokens"])
+        turn["learnt"] = {
+            name: each[first:last].tolist() if name == "fate" else _figures(each[first:last])
+            for name, each in values.items()
+        }
+        first = last
+
+
+def _figures(values: NDArray[np.floating[Any]]) -> list[float | None]:
+    """As many digits as float16 has."""
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:

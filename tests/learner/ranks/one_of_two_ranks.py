@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from configs.runtime.process import die_with_parent
 from configs.schema import Config
+from learner.health.tokens import TokenFiles
 from learner.model.engine import join_process_group
 from learner.model.placement import Placement
 from learner.model.scorer import TokenScorer
@@ -55,6 +56,8 @@ class Rank:
 
     def sgd(self) -> None:
         trainer = self.trainer("sgd", "float32")
+        if self.rank == 0:
+            trainer.note = TokenFiles(self.folder, 3, averages=True).write
         gauges = self.train(trainer, range(1, 4))
         self.facts["norms"] = [each["learner/grad_norm"] for each in gauges]
         self.facts["losses"] = [each["learner/loss"] for each in gauges]

@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 from configs.runtime.files import MOST_IDS
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build, build_shares
+from learner.health.tokens import TokenFiles, file_of
 from learner.model.ema import Averages
 from learner.model.scorer import TokenScorer
 from learner.ranks.shares import encode_share
-from learner.update import update
+from learner.update import Note, update
 from replay.protocol import Batch
 from tests.children import ends_with_us
 
@@ -95,7 +96,12 @@ def pair(
 
 
 def plain(
-    make_plain_engine: Callable[..., Any], pair: Pair, batches: list[Batch], steps: int, name: str
+    make_plain_engine: Callable[..., Any],
+    pair: Pair,
+    batches: list[Batch],
+    steps: int,
+    name: str,
+    note: Note | None = None,
 ) -> tuple[Any, list[dict[str, float]]]:
     """One plain rank's engine after as many steps, and its gauges."""
     lr = {"sgd": 1e-2, "adamw": 1e-3}[name]
@@ -104,19 +110,23 @@ def plain(
     averages, gauges = Averages.begin(engine, learner), []
     for step in range(1, steps + 1):
         whole = replace(build(batches[step % 3], learner, vocabulary=MOST_IDS), step=step)
-        gauges.append(update(engine, averages, whole, learner))
+        gauges.append(update(engine, averages, whole, learner, note=note))
     return engine, gauges
 
 
 def test_three_sgd_steps_equal_one_plain_ranks(
-    pair: Pair, make_plain_engine: Callable[..., Any], batches: list[Batch]
+    pair: Pair, make_plain_engine: Callable[..., Any], batches: list[Batch], tmp_path: Path
 ) -> None:
-    engine, gauges = plain(make_plain_engine, pair, batches, 3, "sgd")
+    note = TokenFiles(tmp_path, 3, averages=True).write
+    engine, gauges = plain(make_plain_engine, pair, batches, 3, "sgd", note)
     for name, weight in pair.weights("sgd").items():
         torch.testing.assert_close(engine.trainable()[name], weight, rtol=0, atol=1e-6)
     for facts in pair.facts:
         assert facts["norms"] == pytest.approx([g["learner/grad_norm"] for g in gauges], rel=1e-5)
         assert facts["losses"] == pytest.approx([g["learner/loss"] for g in gauges], abs=1e-6)
+    for step in (1, 2, 3):  # the tokens of both are in the one file that rank 0 writes
+        made, expected = (load_file(file_of(each, step)) for each in (pair.folder, tmp_path))
+        torch.testing.assert_close(made, expected, rtol=2e-3, atol=2e-3, equal_nan=True)
     assert min(pair.facts[0]["norms"]) > pair.config.learner.max_grad_norm  # clipping acted
 
 

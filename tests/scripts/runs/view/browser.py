@@ -63,6 +63,15 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["question"] = page.locator(".detail h2").inner_text()
     seen["action"] = page.locator(".action").first.inner_text()
     seen["scripts"] = page.locator("script").count()
+    if wait_for_news:  # of a rollout that was trained
+        page.goto(f"{url}#rollouts?run=0&step_from=1&step_to=1")
+        expect(page.locator(".table p")).to_have_text("4 rollouts", timeout=30_000)
+        page.locator(".view").focus()
+        page.keyboard.press("End")
+        page.wait_for_selector(".detail .action span")
+        page.locator(".action").first.focus()
+        page.keyboard.press("ArrowRight")
+        seen["learnt"] = page.locator(".readout").inner_text()
     return seen | look_at_time(page, url, wait_for_news)
 
 

@@ -8,16 +8,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from configs.load import save
 from configs.schema import Config, ModelConfig
-from replay.codec import encode_trajectory
+from learner.health.tokens import TokenFiles
+from replay.codec import decode_trajectory, encode_trajectory
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import Delivered, EvaluationFinished, GroupOpened, Record, RunStarted
 from replay.log.summary import summarise
-from replay.protocol import EvalResult, Lease, SetResult
+from replay.protocol import Batch, EvalResult, Lease, SetResult
 from replay.trajectory import Question, Sampling, Search, TokenSequence
 from scripts.runs.view.index import Index
+from tests.learner.health.test_diagnostics import facts
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import as_text
 
@@ -68,6 +71,24 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
     opened = GroupOpened(1.0, number, "train", question, 1, 0)
     payload = encode_trajectory(found)
     return [opened, Delivered(2.0, "actor", number, 0, payload, summarise(found))]
+
+
+def keep_tokens(run: Path, batch: Batch) -> Path:
+    """Write the values of a batch's tokens: those of the n-th are -n / 64, and every third token is
+    masked.
+    """
+    rollouts = [decode_trajectory(each) for group in batch.groups for each in group]
+    named = [
+        ((each.group_id, each.sibling, place), sum(len(t.action_tokens) for t in sequence.turns))
+        for each in rollouts
+        for place, sequence in enumerate(each.sequences)
+    ]
+    row = torch.arange(len(named)).repeat_interleave(torch.tensor([count for _, count in named]))
+    at = torch.arange(len(row))
+    given = dict.fromkeys(("current", "proximal", "ratio", "weight", "advantages"), -at / 64)
+    parts = [facts(sequences=row, usable=at % 3 > 0, **given)]
+    TokenFiles(run, 20, averages=True).write(batch.step, [key for key, _ in named], parts)
+    return run / "tokens" / f"step-{batch.step}.safetensors"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from replay.log.records import Leased, StepsCommitted
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import BUILT, Following, Server, listener
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import KEPT, delivery
+from tests.scripts.runs.view.conftest import KEPT, delivery, keep_tokens
 
 PINS = ("playwright==1.65.2",)
 KEY = "a-key"
@@ -80,7 +80,7 @@ def served(
     index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
 ) -> Iterator[str]:
     """The address of the pages of two runs."""
-    recorded_run.train(0)
+    keep_tokens(recorded_run.path, recorded_run.train(0))
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
     for number in range(1000, 1300):
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
@@ -129,6 +129,8 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     found = seen(browser)["light"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
     assert found["of_time"] == "300 rollouts" and "between 300" in found["pointed"]
+    assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]
+    assert found["learnt"].endswith("; advantage 0; masked")
     assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2
     assert found["count"].endswith(" rollouts") and found["scripts"] == 1
     assert 4 < found["drawn"] < 100  # of some 310

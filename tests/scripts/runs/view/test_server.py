@@ -2,20 +2,24 @@
 
 import asyncio
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
 from configs.load import ConfigError
 from learner.health.sentinels import FILE_NAME, Noted
+from scripts.runs.view.answers import rollout
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import Following, application, listener
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery
+from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery, keep_tokens
 
 KEY = "a-key"
 
@@ -144,6 +148,93 @@ def test_a_rollout_without_payload_or_tokenizer_says_so(
     assert "numbers of tokens are shown" in shown[0]["lacks"]
     assert shown[0]["sequences"][0]["turns"][0]["tokens"][0].strip().isdigit()
     assert shown[1] == {"gone": "its tokens were compacted away (replay.keep, forage compact)"}
+
+
+def test_a_rollout_has_what_the_learner_made_of_its_tokens(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    recorded_run.deliver_all(sequences=2)
+    keep_tokens(recorded_run.path, recorded_run.sample(0))
+    recorded_run.train(1)
+    index = index_of(recorded_run.path)
+    rows = index.rows("SELECT number, step FROM rollouts ORDER BY step, group_id, sibling")
+    found = [rollout(index, 0, number) for number, step in rows if step == 1]
+    turns = [turn for each in found for sequence in each["sequences"] for turn in sequence["turns"]]
+    assert len(turns) == 16 and not any(each["unknown"] for each in found)
+    for number, turn in enumerate(turns):
+        at = [4 * number + place for place in range(4)]
+        values = [float(f"{-each / 64:.4g}") for each in at]
+        made = turn["learnt"]
+        for name in ("current", "proximal", "weight", "advantage"):
+            assert made[name] == values, name
+        assert made["ratio"] == [v if n % 3 else None for n, v in zip(at, values, strict=True)]
+        assert made["fate"] == [0 if n % 3 else 3 for n in at]
+    (other,) = [number for number, step in rows if step == 2][:1]
+    said = rollout(index, 0, other)
+    assert said["unknown"] == "there is no tokens/step-2.safetensors (view.keep_steps)"
+    assert "learnt" not in said["sequences"][0]["turns"][0]
+
+
+def header(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
+def told(dtype: str, shape: list[int], end: float, **metadata: str) -> bytes:
+    sequences = {"dtype": dtype, "shape": shape, "data_offsets": [0, end]}
+    known = {"__metadata__": {"format": "1"} | metadata}
+    return header(json.dumps(known | ({"sequences": sequences} if dtype else {})))
+
+
+def with_numbers(name: str, column: slice | int, number: int) -> Callable[[Path], None]:
+    """Other numbers in a tensor, or in one column of it."""
+
+    def change(path: Path) -> None:
+        tensors = load_file(path)
+        tensors[name][..., column] = number
+        save_file(tensors, path, {"format": "1"})
+
+    return change
+
+
+WHOLE = slice(None)
+INSTEAD: list[tuple[bytes, str]] = [
+    (b"", "its header is none"),
+    (b"\xff" * 8, "its header has 18446744073709551615 bytes"),
+    (header("[" * 60_000), "its header is none"),
+    (header("{}"), "its format is none, which is not 1"),
+    (told("", [], 0, format=HOSTILE), "its format is <script>"),
+    (told("", [], 0), "it has no 'sequences'"),
+    (told("I64", [9, 4], 8e30), "its header is none"),
+    (told("I64", [999_999_999, 4], 9), "'sequences' is not whole"),
+    (told(HOSTILE * 9, [], 0), "'sequences' is <script>"),
+]
+CHANGED: list[tuple[Callable[[Path], object], str]] = [
+    *((partial(Path.write_bytes, data=content), cause) for content, cause in INSTEAD),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), "' is not whole"),
+    (with_numbers("fate", WHOLE, 250), "the fate of a token is none"),
+    (with_numbers("sequences", 3, 7), "its sequences have 28 tokens, its values [32]"),
+    (with_numbers("sequences", 3, -8), "its sequences have -32 tokens"),
+    (with_numbers("sequences", 0, 9), "it lacks this rollout"),
+    (with_numbers("sequences", 2, 9), "it has other tokens than this rollout"),
+    (lambda path: (path.unlink(), path.mkdir()), "Is a directory"),
+    (lambda path: (path.unlink(), os.mkfifo(path)), "it is no file"),
+]
+
+
+def test_tokens_of_strangers_are_shown_or_named(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    path = keep_tokens(recorded_run.path, recorded_run.train(0))
+    index, content = index_of(recorded_run.path), path.read_bytes()
+    (number,) = index.rows("SELECT number FROM rollouts WHERE step = 1")[0]
+    for case, (change, cause) in enumerate(CHANGED):
+        path.rename(path.with_suffix(f".{case}"))  # a folder, or a pipe
+        path.write_bytes(content)
+        change(path)
+        said = rollout(index, 0, number)
+        assert cause in said["unknown"] and "tokens/step-1.safetensors" in said["unknown"]
+        assert said["unknown"].isprintable() and len(said["unknown"]) <= 300
+        assert "learnt" not in said["sequences"][0]["turns"][0]
 
 
 def test_a_live_page_hears_of_news_and_of_nothing_else(

@@ -19,7 +19,7 @@ from configs.runtime.process import REPOSITORY
 from scripts import cli
 from scripts.runs.view import view
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import HOSTILE, KEPT
+from tests.scripts.runs.view.conftest import HOSTILE, KEPT, keep_tokens
 
 
 class Elements(HTMLParser):
@@ -73,6 +73,19 @@ def test_a_file_holds_all_and_asks_nobody(
     assert found["bins"] > 800 and [lane["kind"] for lane in found["lanes"]] == [
         "learner", "replay",
     ]  # fmt: skip
+
+
+def test_a_file_takes_along_what_the_learner_made_of_tokens(
+    recorded_run: RecordedRun, tmp_path: Path
+) -> None:
+    keep_tokens(recorded_run.path, recorded_run.train(0))
+    words = ["view", str(recorded_run.path), "--export", str(file := tmp_path / "pages.html")]
+    assert cli.main(words) == 0
+    data = json.loads(Elements(file.read_text()).data)
+    shown = [data["details"][f"0/{row['number']}"] for row in data["rollouts"]["rows"]
+             if row["step"] == 1]  # fmt: skip
+    turns = [turn for each in shown for turn in each["sequences"][0]["turns"]]
+    assert len(turns) == 8 and all(len(turn["learnt"]["current"]) == 4 for turn in turns)
 
 
 def test_a_bound_on_pages_that_show_all_is_refused(

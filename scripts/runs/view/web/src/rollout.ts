@@ -51,6 +51,7 @@ function facts(row: source.Row, detail: source.Detail): HTMLElement {
     ["actor", `${detail.actor}${detail.attempt ? `, attempt ${detail.attempt + 1}` : ""}`],
     ["delivered", moment(row.at)],
     ["seconds", seconds.join(", ")],
+    ["learner’s values", detail.unknown],
   ];
   return h("dl", {}, listed.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]).flat());
 }
@@ -108,7 +109,7 @@ function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLEl
     made.children[place]?.classList.add("pointed");
     const logprob = turn.logprobs[place] ?? null;
     const odds = logprob === null ? "not finite" : `${short(Math.exp(logprob))}, log ${short(logprob)}`;
-    readout.textContent = `turn ${number + 1}, token ${place + 1} ${JSON.stringify(turn.tokens[place])}: probability ${odds}; version ${turn.versions[place]}`;
+    readout.textContent = `turn ${number + 1}, token ${place + 1} ${JSON.stringify(turn.tokens[place])}: probability ${odds}; version ${turn.versions[place]}${learnt(turn, place)}`;
   };
   made.addEventListener("pointerover", (event) => {
     const place = (event.target as HTMLElement).dataset.place;
@@ -121,6 +122,14 @@ function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLEl
     point(Math.min(turn.tokens.length - 1, Math.max(0, pointed + by)));
   });
   return made;
+}
+
+/** What the learner made of a token, in a line of its own. */
+function learnt(turn: source.Turn, place: number): string {
+  const made = turn.learnt;
+  if (!made) return "";
+  const proximal = made.proximal ? `, proximal ${short(made.proximal[place])}` : "";
+  return `\nlog-probability behaviour ${short(turn.logprobs[place])}${proximal}, current ${short(made.current[place])}; ratio ${short(made.ratio[place])}, weight ${short(made.weight[place])}; advantage ${short(made.advantage[place])}; ${source.FATES[made.fate[place]!]}`;
 }
 
 /** What each character of a turn is part of. */

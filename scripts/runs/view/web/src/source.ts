@@ -36,13 +36,19 @@ export interface Row {
   sequences: number; stop: string; oldest: number; newest: number; step: number | null;
   staleness: number | null; fate: string; gone: number; begun: number; actor: string;
 }
+/** What the learner made of each token; its fate is a place in FATES. */
+export interface Learnt {
+  current: (number | null)[]; proximal?: (number | null)[]; ratio: (number | null)[];
+  weight: (number | null)[]; advantage: (number | null)[]; fate: number[];
+}
+export const FATES = ["trained", "clipped", "rejected", "masked"];
 export interface Turn {
   tokens: string[]; logprobs: (number | null)[]; versions: number[]; observation: string;
-  malformed: boolean; reward: number; info: string; seconds: number;
+  malformed: boolean; reward: number; info: string; seconds: number; learnt?: Learnt;
   searches: { query: string; passages: string[]; seconds: number; status: string }[];
 }
 export interface Detail {
-  gone?: string; lacks: string; parts: Record<string, number>; cause: string;
+  gone?: string; lacks: string; unknown: string; parts: Record<string, number>; cause: string;
   timings: Record<string, number>; actor: string; attempt: number;
   sequences: { name: string; prompt: string; turns: Turn[] }[];
 }
