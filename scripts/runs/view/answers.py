@@ -33,12 +33,9 @@ MOST_STEPS = 5000  # of a curve: longer ones are thinned
 
 def overview(index: Index) -> dict[str, Any]:
     """All runs: what they are, where they stand, evaluations, events, and the gauges they have."""
-    names = index.rows("SELECT DISTINCT name FROM gauges ORDER BY name")
-    return {
-        "runs": [_run(index, number, told) for number, told in enumerate(index.runs)],
-        "gauges": [name for (name,) in names],
-        "stops": [stop for (stop,) in index.rows("SELECT DISTINCT stop FROM rollouts") if stop],
-    }
+    runs = [_run(index, number, told) for number, told in enumerate(index.runs)]
+    gauges, stops = index.known()
+    return {"runs": runs, "gauges": gauges, "stops": stops}
 
 
 def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
@@ -142,6 +139,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "step": told.step,
         "steps": config.learner.total_steps if config else 0,
         "model": clean(config.model.path) if config else "",
+        "forecast": _forecast(told, config),
         "objective": config.learner.objective if config else "",
         "environment": clean(config.environment.name) if config else "",
         "stopped": told.stopped,
@@ -154,6 +152,15 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
             {"at": at, "step": step, "kind": kind, "said": said} for at, step, kind, said in events
         ],
     }
+
+
+def _forecast(told: Told, config: Config | None) -> list[float] | None:
+    """The published forecast of staleness before the queue and in it."""
+    if config is None:
+        return None
+    replay = config.replay
+    batch = replay.groups_per_step * replay.group_size
+    return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
 
 
 def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from learner.health.rules import Announcer, rolled_back
+from learner.metrics.applications import Applications
 from replay.codec import WireTrajectory, decode_wire
 from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
 from replay.protocol import CodecError
 from replay.trajectory import Question
 from scripts.runs.view import spans
+from scripts.runs.view.course import Course
 from scripts.runs.view.following import Follower, Placed
 from scripts.runs.view.lanes import LATEST, Lanes, Span
 from scripts.terminal import clean
@@ -43,6 +45,7 @@ CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
     PRIMARY KEY (run, step));
 CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
 CREATE INDEX by_hour ON events (run, at);
+CREATE INDEX by_place ON events (run, number) WHERE kind != 'group';
 """
 SHOWN = (
     "run", "number", "at", "kind", "group_id", "sibling", "question_id", "hops", "question",
@@ -70,6 +73,13 @@ class Told:
     lanes: Lanes = field(default_factory=Lanes)
     longest: float = 0.0  # span of a lane
     announcer: Announcer = field(default_factory=Announcer)
+    applications: Applications = field(init=False)
+    course: Course = field(default_factory=Course)
+    refits: float = 0.0  # that this learner has told of
+    left: set[str] = field(default_factory=set)  # actors that have left, and are not back
+
+    def __post_init__(self) -> None:
+        self.applications = Applications(self.path)
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,8 @@ class Index:
     def __init__(self, runs: Sequence[Path], file: Path) -> None:
         self.runs = [Told(run, Follower(run / FILE_NAME)) for run in runs]
         self._lock = threading.Lock()
+        self._names: set[str] = set()  # of gauges
+        self._stops: set[str] = set()
         self._base = sqlite3.connect(file, check_same_thread=False)
         self._base.executescript(_TABLES + spans.TABLES)
         self._base.execute("PRAGMA synchronous = OFF")
@@ -130,15 +142,21 @@ class Index:
                 self._take(run, told, placed)
         except OverflowError as error:  # a number that no run has
             told.follower.damage = f"{told.path / FILE_NAME}: record {placed.number}: {error}"
+        told.lanes.apply(applied := told.applications.news())
         ended, told.lanes.found = told.lanes.found, []
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
         spans.keep(self._base, run, ended)
-        return count
+        return max(count, int(bool(applied)))
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""
         with self._lock:
             return self._base.execute(statement, tuple(values)).fetchall()
+
+    def known(self) -> tuple[list[str], list[str]]:
+        """Return the names of all gauges, and the reasons for which rollouts stopped."""
+        with self._lock:
+            return sorted(self._names), sorted(self._stops)
 
     def under_way(self, run: int) -> list[Span]:
         """Return the spans of a run's lanes that have not ended."""
@@ -167,6 +185,7 @@ class Index:
         told.first = told.first or record.now
         if not isinstance(record, facts.Delivered):
             told.lanes.take(record)
+            told.course.take(record)
         match record:
             case facts.GroupOpened():
                 told.opened[record.group_id] = record
@@ -196,16 +215,20 @@ class Index:
         answer = (wire.answer or "") if wire else ""
         texts = [_short(each) for each in (question.text, " | ".join(question.answers), answer)]
         evaluation = opened.evaluation if opened else -1
+        begun = told.lanes.deliver(record, wire)
+        told.course.deliver(record, begun)
+        stop = wire.stop_reason.value if wire else ""
+        self._stops.update([stop] if stop else [])
         values = (
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
             question.hops, *texts, "\n".join([*texts, _short("\n".join(queries))]).lower(),
             summary.reward, summary.searches, summary.turns, summary.action_tokens,
             summary.malformed, len(wire.sequences) if wire else 0,
-            wire.stop_reason.value if wire else "", summary.oldest_version,
+            stop, summary.oldest_version,
             summary.newest_version, evaluation if summary.kind == "eval" else None, None,
             "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
-            told.lanes.deliver(record, wire),
+            begun,
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
@@ -219,12 +242,17 @@ class Index:
             "WHERE run = ?2 AND group_id = ?3",
             [(record.step, run, group) for group in record.group_ids],
         )
-        self._gauges(run, record.step, record.gauges)
+        self._gauges(run, record.step, record.gauges | told.course.sample(record))
 
     def _report(self, run: int, told: Told, placed: Placed, record: facts.Reported) -> None:
         self._gauges(run, record.step, record.gauges)
         published = told.lanes.report(record.now, record.gauges)
+        told.course.report(record, published)
         self._step(run, placed, record.step, published)
+        refits = record.gauges.get("sync/refits", 0.0)
+        if refits > told.refits:
+            self._say(run, told, placed, ("refit", _refitted(refits)))
+        told.refits = refits
         back = rolled_back(record.step, record.gauges)
         for line in told.announcer.lines(record.step, record.gauges):
             self._say(run, told, placed, ("rollback" if line == back else "sentinel", line))
@@ -236,9 +264,11 @@ class Index:
         )
 
     def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
+        found = {_short(name): value for name, value in gauges.items()}
+        self._names.update(found)
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
-            [(run, _short(name), step, value) for name, value in gauges.items()],
+            [(run, name, step, value) for name, value in found.items()],
         )
 
     def _evaluation(self, run: int, told: Told, record: facts.EvaluationFinished) -> None:
@@ -256,13 +286,24 @@ class Index:
 
     def _event(self, run: int, told: Told, placed: Placed) -> None:
         record = placed.record
-        if isinstance(record, facts.Stopped):
-            told.stopped = clean(record.cause)
-        elif isinstance(record, (facts.RunResumed, facts.ReplayRestarted)):
-            told.stopped = "" if isinstance(record, facts.RunResumed) else told.stopped
-        elif isinstance(record, facts.LearnerResumed):
-            self._step(run, placed, record.step, True)
-        if (said := _said(record)) is not None:
+        match record:
+            case facts.Stopped():
+                told.stopped = clean(record.cause)
+            case facts.RunResumed():
+                told.stopped = ""
+                told.left.clear()
+            case facts.LearnerResumed():
+                told.refits = 0.0
+                self._step(run, placed, record.step, True)
+            case facts.ActorLeft():
+                told.left.add(record.actor_id)
+            case _:
+                pass
+        said = _said(record)
+        if isinstance(record, facts.ActorJoined) and record.actor_id in told.left:
+            told.left.discard(record.actor_id)
+            said = "restart", f"{record.actor_id} has joined again"
+        if said is not None:
             self._say(run, told, placed, said)
 
     def _say(self, run: int, told: Told, placed: Placed, said: tuple[str, str]) -> None:
@@ -271,6 +312,11 @@ class Index:
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
             (run, placed.number, placed.record.now, told.step, kind, _short(text)),
         )
+
+
+def _refitted(count: float) -> str:
+    times = "once" if count == 1 else f"{count:.0f} times"
+    return f"weights that an actor did not verify were sent again ({times} since the learner began)"
 
 
 def _said(record: facts.Record) -> tuple[str, str] | None:

@@ -10,11 +10,14 @@ import pytest
 
 from replay.log.event_log import EventLog, read
 from replay.log.records import (
+    ActorJoined,
     ActorLeft,
     Delivered,
     EvaluationFinished,
     GroupDropped,
+    LearnerResumed,
     Reported,
+    RunResumed,
     RunStarted,
     Sampled,
     StepsCommitted,
@@ -93,7 +96,7 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
 
 def test_gauges_evaluations_and_events_are_kept(index_of: Callable[..., Index], run: Path) -> None:
     index = index_of(run)
-    gauges = index.rows("SELECT name, step, value FROM gauges ORDER BY name")
+    gauges = index.rows("SELECT name, step, value FROM gauges WHERE name NOT LIKE 'view/%'")
     assert gauges == [
         ("actor/reward", 7, 0.5), ("learner/loss", 7, None), ("replay/staleness", 7, 1.0),
     ]  # fmt: skip
@@ -167,3 +170,44 @@ def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_p
     index = index_of(folder)
     assert "record 1: Python int too large" in index.runs[0].follower.damage
     assert not conftest.read(index)
+
+
+def test_weights_that_were_sent_again_are_an_event(
+    index_of: Callable[..., Index], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "refits").mkdir()
+    told = ((1, 0.0), (2, 1.0), (3, 1.0), (4, 3.0))
+    with EventLog.create(folder / "events.log") as log:
+        log.append([Reported(1.0 + step, 1, step, {"sync/refits": n}) for step, n in told])
+        log.append([LearnerResumed(6.0, 2, 4), Reported(7.0, 2, 5, {"sync/refits": 1.0})])
+        log.sync()
+    index = index_of(folder)
+    refits = index.rows("SELECT at, said FROM events WHERE kind = 'refit' ORDER BY at")
+    assert [at for at, _ in refits] == [3.0, 5.0, 7.0]
+    assert "(3 times since the learner began)" in refits[1][1] and "once" in refits[2][1]
+
+
+def test_an_actor_that_comes_back_is_a_restart(
+    index_of: Callable[..., Index], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "back").mkdir()
+    joined = ActorJoined(1.0, "actor-1", "digest")
+    with EventLog.create(folder / "events.log") as log:
+        log.append([joined, ActorLeft(2.0, "actor-1", "died"), joined])
+        log.append([ActorLeft(3.0, "actor-1", "the run ends"), RunResumed(4.0, ""), joined])
+        log.sync()
+    kinds = [kind for (kind,) in index_of(folder).rows("SELECT kind FROM events ORDER BY rowid")]
+    assert kinds == ["actor", "actor", "restart", "actor", "restart", "actor"]
+
+
+def test_what_all_rollouts_and_gauges_have_is_known_without_a_look_at_them(
+    index_of: Callable[..., Index], run: Path
+) -> None:
+    index = index_of(run)
+    gauges, stops = index.known()
+    in_table = index.rows("SELECT DISTINCT name FROM gauges ORDER BY name")
+    assert [(name,) for name in gauges] == in_table and "replay/staleness" in gauges
+    assert [(stop,) for stop in stops] == index.rows("SELECT DISTINCT stop FROM rollouts")
+    events = "SELECT 1 FROM events WHERE run = 0 AND kind != 'group' ORDER BY number DESC LIMIT 9"
+    plan = " ".join(row[-1] for row in index.rows(f"EXPLAIN QUERY PLAN {events}"))
+    assert "by_place" in plan and "TEMP B-TREE" not in plan
