@@ -23,6 +23,7 @@ from scripts.runs.runs import state_of
 from scripts.runs.show import load_tokenizer
 from scripts.runs.view.following import payload_of
 from scripts.runs.view.index import Index, Told
+from scripts.runs.view.waits import waits
 from scripts.setup.resolve import run_config
 from scripts.terminal import clean
 
@@ -90,6 +91,14 @@ def health(index: Index) -> dict[str, Any]:
             }
         )
     return {"rules": rules}
+
+
+def waiting(index: Index, run: int) -> dict[str, Any]:
+    """Who waits for whom in a run now. Raises ConfigError."""
+    if not 0 <= run < len(index.runs):
+        raise ConfigError(f"run {run}: there is no such run")
+    told = index.runs[run]
+    return waits(index, told, _config(told.path))
 
 
 def rollout(index: Index, run: int, number: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -24,7 +25,8 @@ from scripts.runs.view.following import Follower, Placed
 from scripts.runs.view.lanes import LATEST, Lanes, Span
 from scripts.terminal import clean
 
-BATCH = 2000  # records between two looks at who else wants the database
+BATCH = 2000  # records between two looks at who else wants what is known of runs
+GIVEN_S = 0.001  # to them
 SEARCHED = 4000  # characters of a rollout's queries, and of its question, that are searched
 _TABLES = """
 CREATE TABLE rollouts (
@@ -101,20 +103,25 @@ class Wanted:
 
 
 class Index:
-    """The database of some runs, read further by `catch_up`; of several threads."""
+    """The database of some runs, read further by `catch_up`; of several threads. It is asked by a
+    connection of its own, which does not wait while a batch of records is taken.
+    """
 
     def __init__(self, runs: Sequence[Path], file: Path) -> None:
         self.runs = [Told(run, Follower(run / FILE_NAME)) for run in runs]
-        self._lock = threading.Lock()
-        self._names: set[str] = set()  # of gauges
-        self._stops: set[str] = set()
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._names = frozenset[str]()  # of gauges
+        self._stops = frozenset[str]()
         self._base = sqlite3.connect(file, check_same_thread=False)
         self._base.executescript(_TABLES + spans.TABLES)
         self._base.execute("PRAGMA synchronous = OFF")
+        self._base.execute("PRAGMA journal_mode = WAL")
+        self._reader = sqlite3.connect(file, check_same_thread=False)
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
+        with self._lock, self._asking:
+            self._reader.close()
             self._base.close()
 
     def catch_up(self, stop: threading.Event) -> bool:
@@ -122,7 +129,7 @@ class Index:
         changed = False
         for run, told in enumerate(self.runs):
             news = told.follower.news()
-            while not stop.is_set():
+            while not stop.wait(GIVEN_S):
                 try:
                     with self._lock, self._base:
                         read = self._take_some(run, told, news)
@@ -150,13 +157,18 @@ class Index:
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""
-        with self._lock:
-            return self._base.execute(statement, tuple(values)).fetchall()
+        with self._asking:
+            return self._reader.execute(statement, tuple(values)).fetchall()
 
     def known(self) -> tuple[list[str], list[str]]:
         """Return the names of all gauges, and the reasons for which rollouts stopped."""
+        return sorted(self._names), sorted(self._stops)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Have what is known of runs stand still."""
         with self._lock:
-            return sorted(self._names), sorted(self._stops)
+            yield
 
     def under_way(self, run: int) -> list[Span]:
         """Return the spans of a run's lanes that have not ended."""
@@ -218,7 +230,8 @@ class Index:
         begun = told.lanes.deliver(record, wire)
         told.course.deliver(record, begun)
         stop = wire.stop_reason.value if wire else ""
-        self._stops.update([stop] if stop else [])
+        if stop and stop not in self._stops:
+            self._stops = self._stops | {stop}
         values = (
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
@@ -265,7 +278,8 @@ class Index:
 
     def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
         found = {_short(name): value for name, value in gauges.items()}
-        self._names.update(found)
+        if not self._names.issuperset(found):
+            self._names = self._names.union(found)
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
             [(run, name, step, value) for name, value in found.items()],

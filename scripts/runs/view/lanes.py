@@ -200,9 +200,7 @@ def _written(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]
             yield SEARCH, first, last
 
 
-def _searched(
-    wire: WireTrajectory, begun: float, ended: float
-) -> Iterator[tuple[float, float]]:
+def _searched(wire: WireTrajectory, begun: float, ended: float) -> Iterator[tuple[float, float]]:
     """When each of a rollout's searches was under way."""
     for turn in wire.turns:
         for search in turn.searches:

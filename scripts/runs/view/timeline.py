@@ -154,9 +154,7 @@ def _before(index: Index, run: int, level: int, cell: int) -> list[tuple[Any, ..
     return found
 
 
-def _lanes(
-    levels: NDArray[np.float64], actors: Sequence[str], told: Lanes
-) -> list[dict[str, Any]]:
+def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> list[dict[str, Any]]:
     """The lanes: those of the actors that were there, retrieval and weights where the run has any,
     learner, replay.
     """

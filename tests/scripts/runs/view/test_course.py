@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from replay.log.records import (
@@ -26,10 +25,10 @@ from tests.scripts.conftest import RecordedRun
 BUSY = {"learner/update_s": 6.0, "learner/wait_for_batch_s": 2.0}
 
 
-def delivered(at: float, group: int, oldest: int, tokens: int = 10, kind: str = "train") -> Delivered:
+def delivered(at: float, group: int, oldest: int, tokens: int = 10) -> Delivered:
     summary = Summary(group, 0, "q", "train", 1.0, 0, 0, 2, tokens, oldest, oldest)
-    told = msgspec.structs.replace(summary, kind=kind)  # type: ignore[arg-type]
-    return Delivered(at, "actor", group, 0, b"", told)
+
+    return Delivered(at, "actor", group, 0, b"", summary)
 
 
 def batch(at: float, step: int, *groups: int) -> Sampled:

@@ -154,10 +154,23 @@ def test_an_index_that_cannot_be_written_is_named(
     index_of: Callable[..., Index], recorded_run: RecordedRun
 ) -> None:
     index = index_of(recorded_run.path)
-    index.rows("PRAGMA query_only = ON")
+    index._base.execute("PRAGMA query_only = ON")
     recorded_run.train(0)
     assert not conftest.read(index)
     assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+
+
+def test_who_asks_does_not_wait_for_who_reads(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    recorded_run.train(0)
+    conftest.read(index)
+    told = index.rows("SELECT count(*) FROM rollouts"), index.known()
+    with index.still(), index._base:  # as while a batch is taken
+        index._base.execute("DELETE FROM rollouts")
+        assert (index.rows("SELECT count(*) FROM rollouts"), index.known()) == told
+    assert index.rows("SELECT count(*) FROM rollouts") == [(0,)]
 
 
 def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_path: Path) -> None:

@@ -114,7 +114,8 @@ def test_searches_of_all_actors_lie_on_one_lane(
     assert means(found, "retrieval") == {"asked": 4.0 + 2.0 + 7.0 + 7.0}  # two a turn, cut
     (lane,) = [each for each in found["lanes"] if each["kind"] == "retrieval"]
     assert lane["busy"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
-    without = timeline(index_of(run(*delivered(START + 9, 1, (0, 1, 0)))), 0, None, None)
+    one = run(leased(START, 1), *delivered(START + 9, 1, (0, 1, 0)))
+    without = timeline(index_of(one), 0, None, None)
     assert [each["kind"] for each in without["lanes"]] == ["actor", "learner", "replay"]
 
 
@@ -227,6 +228,7 @@ def filled(many: list[Span], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     told.longest = max(each.ended - each.begun for each in many)
     for begin in range(0, len(many), 700):
         keep(index._base, 0, many[begin : begin + 700])
+    index._base.commit()
     yield index
     index.close()
 
@@ -241,7 +243,9 @@ def test_bins_are_what_a_plain_count_says(
     times: tuple[float, float],
 ) -> None:
     monkeypatch.setattr(answers, "MOST_READ", most)
-    begin, width, levels = answers._levels(filled, 0, START + times[0], START + times[1], 100, LANES)
+    begin, width, levels = answers._levels(
+        filled, 0, START + times[0], START + times[1], 100, LANES
+    )
     assert begin <= START + times[0] and begin + width * levels.shape[1] >= START + times[1] - 1e-6
     assert levels.shape[0] == LANES * STRIDE and 1 <= levels.shape[1] <= 101
     for place in (0, levels.shape[1] // 2, levels.shape[1] - 1):
