@@ -30,7 +30,7 @@ from scripts.fleet.resume import Progress
 from scripts.fleet.scale import Wanted
 from scripts.fleet.view import TRAINING
 from scripts.fleet.wait_graph import wait_graph
-from scripts.fleet.waits import WaitsFile
+from scripts.runs.waits_file import WaitsFile
 from scripts.setup.preflight import lacks_descriptors
 
 POLL_S = 0.2

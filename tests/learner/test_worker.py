@@ -31,6 +31,7 @@ from configs.schema import (
 )
 from learner import worker
 from learner.checkpoint import steps
+from learner.metrics.applications import Applications
 from learner.worker import main
 from replay.clients.actor import TrajectoryWriter
 from replay.log.event_log import read
@@ -235,6 +236,8 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
     assert {"sync/publish_s", "replay/ready_groups", "actor/reward", "actor/tokens_per_s"} <= set(
         events.Tags()["scalars"]
     )
+    applied = [(each.actor, each.version) for each in Applications(whole.run_dir).news()]
+    assert applied[0] == ("actor-0", 0) and applied[-1] == ("actor-0", 4)
 
 
 @pytest.mark.soak("ranks")

@@ -15,7 +15,7 @@ from replay.protocol import EvalResult, ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
-from scripts.fleet.waits import read_standing
+from scripts.runs.waits_file import read_standing
 from scripts.setup import preflight
 
 CAUSE = "interrupted by SIGINT"

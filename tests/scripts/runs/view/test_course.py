@@ -16,7 +16,7 @@ from replay.log.records import (
 )
 from replay.log.summary import Summary
 from replay.protocol import EvalResult
-from scripts.plan.forecast import forecast
+from scripts.runs.forecast import forecast
 from scripts.runs.view.answers import curves, overview
 from scripts.runs.view.course import BEFORE, INSIDE, TOKENS, TURNS, Course
 from scripts.runs.view.index import Index

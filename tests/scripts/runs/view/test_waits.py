@@ -10,11 +10,11 @@ from configs.load import save
 from configs.schema import Config, LearnerConfig, ReplayConfig
 from replay.log.records import EvaluationOpened, LearnerResumed, Record, Reported, Sampled
 from replay.protocol import Status
-from scripts.fleet.waits import Standing, WaitsFile
 from scripts.runs.view.answers import waiting
 from scripts.runs.view.course import Course
 from scripts.runs.view.index import Index
 from scripts.runs.view.waits import _learner, _lines, _replay
+from scripts.runs.waits_file import Standing, WaitsFile
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view import conftest
 

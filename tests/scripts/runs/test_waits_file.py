@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from replay.protocol import Status
-from scripts.fleet.waits import FILE_NAME, MOST_ACTORS, WaitsFile, read_standing
+from scripts.runs.waits_file import FILE_NAME, MOST_ACTORS, WaitsFile, read_standing
 
 GAUGES = {"replay/ready_groups": 3.0, "replay/open_groups": 5.0}
 
