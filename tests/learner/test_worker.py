@@ -222,6 +222,8 @@ async def run_until_killed(config: Config, tmp_path: Path, until: Callable[[Acto
 async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path: Path) -> None:
     actor, log = await run_with(whole, tmp_path, lambda _: False)
     assert "ended after step 4: completed" in log
+    applied = [(each.actor, each.version) for each in Applications(whole.run_dir).news()]
+    assert applied[0] == ("actor-0", 0) and applied[-1] == ("actor-0", 4)
     folder = Path(whole.run_dir) / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step-2", "step-4"]
     trained = AutoModelForCausalLM.from_pretrained(folder / "step-4" / "model", dtype=torch.float32)
@@ -236,8 +238,6 @@ async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path:
     assert {"sync/publish_s", "replay/ready_groups", "actor/reward", "actor/tokens_per_s"} <= set(
         events.Tags()["scalars"]
     )
-    applied = [(each.actor, each.version) for each in Applications(whole.run_dir).news()]
-    assert applied[0] == ("actor-0", 0) and applied[-1] == ("actor-0", 4)
 
 
 @pytest.mark.soak("ranks")

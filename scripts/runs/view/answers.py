@@ -163,15 +163,6 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
     }
 
 
-def _forecast(told: Told, config: Config | None) -> list[float] | None:
-    """The published forecast of staleness before the queue and in it."""
-    if config is None:
-        return None
-    replay = config.replay
-    batch = replay.groups_per_step * replay.group_size
-    return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
-
-
 def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:
     return {
         "name": clean(sequence.name),
@@ -226,6 +217,15 @@ def _state(run: Path) -> str:
         return state_of(run)
     except (OSError, ReplayError):
         return ""
+
+
+def _forecast(told: Told, config: Config | None) -> list[float] | None:
+    """The published forecast of staleness before the queue and in it."""
+    if config is None:
+        return None
+    replay = config.replay
+    batch = replay.groups_per_step * replay.group_size
+    return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
 
 
 def _last(notes: Sequence[Noted]) -> list[Noted]:

@@ -142,7 +142,7 @@ class Index:
         return changed
 
     def _take_some(self, run: int, told: Told, news: Iterator[Placed]) -> int:
-        """Take a batch; return how many records that were."""
+        """Take a batch; return how many records and lines that were."""
         count = 0
         try:
             for count, placed in enumerate(islice(news, BATCH), 1):  # noqa: B007
@@ -153,7 +153,7 @@ class Index:
         ended, told.lanes.found = told.lanes.found, []
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
         spans.keep(self._base, run, ended)
-        return max(count, int(bool(applied)))
+        return count + len(applied)
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""

@@ -19,7 +19,7 @@ from configs.load import save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from learner.metrics.applications import FILE_NAME as APPLICATIONS
-from replay.log.records import Leased, StepsCommitted
+from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import BUILT, Following, Server, listener
@@ -86,11 +86,12 @@ def served(
 ) -> Iterator[str]:
     """The address of the pages of two runs."""
     recorded_run.train(0)
-    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1, "sync/refits": 1.0})
-    save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
-    (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
+    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
     for number in range(1000, 1300):
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
+    recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
+    save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
+    (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
     index = index_of(recorded_run.path, hostile_run)
     following = Following(index)
     server = Server(index, following, KEY)
