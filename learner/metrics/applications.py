@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from configs.runtime.files import lines_since
 from weight_sync.protocol import Applied
 
 FILE_NAME = "versions.jsonl"
-MOST_BYTES = 1 << 20  # that are read at once
 LATEST_S = 1e11  # seconds since the epoch
 _log = logging.getLogger(__name__)
 
@@ -58,18 +58,9 @@ class Applications:
             self._warned = True
 
     def news(self) -> list[Application]:
-        """Return the lines that have come since, of so many bytes; what is no line is left out."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                text = file.read(MOST_BYTES)
-        except OSError:
-            return []
-        whole, end, _ = text.rpartition(b"\n")
-        if not end and len(text) == MOST_BYTES:
-            self._offset += MOST_BYTES  # no line is as long
-        self._offset += len(whole) + len(end)
-        return [each for each in map(_line, whole.split(b"\n")) if each and each.is_sound]
+        """Return lines that have come since, not all of very many; what is none is left out."""
+        lines, self._offset = lines_since(self._path, self._offset)
+        return [each for each in map(_line, lines) if each and each.is_sound]
 
 
 def _line(text: bytes) -> Application | None:

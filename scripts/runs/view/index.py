@@ -19,6 +19,7 @@ from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
 from replay.protocol import CodecError
 from replay.trajectory import Question
+from scripts.runs.fleet_log import RestartsSince
 from scripts.runs.view import spans
 from scripts.runs.view.course import Course
 from scripts.runs.view.following import Follower, Placed
@@ -27,6 +28,7 @@ from scripts.terminal import clean
 
 BATCH = 2000  # records between two looks at who else wants what is known of runs
 GIVEN_S = 0.001  # to them
+RETRIEVAL = "retrieval_server"  # how its processes' names begin
 SEARCHED = 4000  # characters of a rollout's queries, and of its question, that are searched
 _TABLES = """
 CREATE TABLE rollouts (
@@ -77,11 +79,13 @@ class Told:
     announcer: Announcer = field(default_factory=Announcer)
     applications: Applications = field(init=False)
     course: Course = field(default_factory=Course)
+    restarts: RestartsSince = field(init=False)
     refits: float = 0.0  # that this learner has told of
     left: set[str] = field(default_factory=set)  # actors that have left, and are not back
 
     def __post_init__(self) -> None:
         self.applications = Applications(self.path)
+        self.restarts = RestartsSince(self.path)
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,8 @@ class Index:
                 try:
                     with self._lock, self._base:
                         read = self._take_some(run, told, news)
+                    if read < BATCH:
+                        changed = self._take_restarts(run, told) or changed
                 except sqlite3.Error as error:  # a full disk
                     told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
                     break
@@ -154,6 +160,25 @@ class Index:
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
         spans.keep(self._base, run, ended)
         return count + len(applied)
+
+    def _take_restarts(self, run: int, told: Told) -> bool:
+        """Take the restarts that the log does not tell, those of retrieval; True where there are
+        some.
+        """
+        news = [each for each in told.restarts.news() if each.name.startswith(RETRIEVAL)]
+        with self._lock, self._base:
+            for each in news:
+                before = self._base.execute(
+                    "SELECT number, step FROM steps WHERE run = ? AND at <= ? ORDER BY at DESC",
+                    (run, each.at_s),
+                ).fetchone()
+                number, step = before or (0, 0)
+                said = f"{each.name} is started again: {each.cause}"
+                self._base.execute(
+                    "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, number, each.at_s, step, "restart", _short(said)),
+                )
+        return bool(news)
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""

@@ -24,6 +24,7 @@ from replay.log.records import (
     Stopped,
 )
 from replay.protocol import EvalResult, SetResult
+from scripts.runs.fleet_log import FleetLog
 from scripts.runs.view.index import Index, Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view import conftest
@@ -211,6 +212,22 @@ def test_an_actor_that_comes_back_is_a_restart(
         log.sync()
     kinds = [kind for (kind,) in index_of(folder).rows("SELECT kind FROM events ORDER BY rowid")]
     assert kinds == ["actor", "actor", "restart", "actor", "restart", "actor"]
+
+
+def test_restarts_of_retrieval_are_those_that_the_launcher_wrote(
+    index_of: Callable[..., Index], run: Path
+) -> None:
+    fleet = FleetLog(run)
+    fleet.write("started", "retrieval_server", 1.0, pid=1)
+    fleet.write("restarting", "actor-0", 2.0, cause="died", pause_s=1.0)
+    fleet.write("restarting", "retrieval_server", 5.5, cause="died\x1b", pause_s=1.0)
+    index = index_of(run)
+    told = "SELECT at, step, said FROM events WHERE kind = 'restart' ORDER BY at"
+    assert index.rows(told) == [(5.5, 7, "retrieval_server is started again: died")]
+    assert not conftest.read(index)
+    fleet.write("restarting", "retrieval_server-1", 0.5, cause="gone", pause_s=1.0)
+    assert conftest.read(index)
+    assert index.rows(told)[0] == (0.5, 0, "retrieval_server-1 is started again: gone")
 
 
 def test_what_all_rollouts_and_gauges_have_is_known_without_a_look_at_them(

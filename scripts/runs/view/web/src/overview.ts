@@ -122,7 +122,7 @@ function forecast(run: source.Run, number: number, all: source.Run[], shown: Lin
   const named = all.length > 1 ? `${run.name} ` : "";
   return run.forecast.map((value, place) => ({
     name: `${named}forecast ${place ? "in it" : "before"}`,
-    points: { steps: ends, values: [value, value] }, colour: number + all.length + place, dashed: true,
+    points: { steps: ends, values: [value, value] }, colour: all.length + 2 * number + place, dashed: true,
   }));
 }
 
