@@ -22,6 +22,7 @@ from replay.trajectory import Question
 from scripts.runs.fleet_log import RestartsSince
 from scripts.runs.view import spans
 from scripts.runs.view.course import Course
+from scripts.runs.view.events import refitted, said
 from scripts.runs.view.following import Follower, Placed
 from scripts.runs.view.lanes import LATEST, Lanes, Span
 from scripts.terminal import clean
@@ -173,10 +174,10 @@ class Index:
                     (run, each.at_s),
                 ).fetchone()
                 number, step = before or (0, 0)
-                said = f"{each.name} is started again: {each.cause}"
+                words = _short(f"{each.name} is started again: {each.cause}")
                 self._base.execute(
                     "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
-                    (run, number, each.at_s, step, "restart", _short(said)),
+                    (run, number, each.at_s, step, "restart", words),
                 )
         return bool(news)
 
@@ -289,7 +290,7 @@ class Index:
         self._step(run, placed, record.step, published)
         refits = record.gauges.get("sync/refits", 0.0)
         if refits > told.refits:
-            self._say(run, told, placed, ("refit", _refitted(refits)))
+            self._say(run, told, placed, ("refit", refitted(refits)))
         told.refits = refits
         back = rolled_back(record.step, record.gauges)
         for line in told.announcer.lines(record.step, record.gauges):
@@ -338,55 +339,19 @@ class Index:
                 told.left.add(record.actor_id)
             case _:
                 pass
-        said = _said(record)
+        event = said(record)
         if isinstance(record, facts.ActorJoined) and record.actor_id in told.left:
             told.left.discard(record.actor_id)
-            said = "restart", f"{record.actor_id} has joined again"
-        if said is not None:
-            self._say(run, told, placed, said)
+            event = "restart", f"{record.actor_id} has joined again"
+        if event is not None:
+            self._say(run, told, placed, event)
 
-    def _say(self, run: int, told: Told, placed: Placed, said: tuple[str, str]) -> None:
-        kind, text = said
+    def _say(self, run: int, told: Told, placed: Placed, event: tuple[str, str]) -> None:
+        kind, text = event
         self._base.execute(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
             (run, placed.number, placed.record.now, told.step, kind, _short(text)),
         )
-
-
-def _refitted(count: float) -> str:
-    times = "once" if count == 1 else f"{count:.0f} times"
-    return f"weights that an actor did not verify were sent again ({times} since the learner began)"
-
-
-def _said(record: facts.Record) -> tuple[str, str] | None:
-    """A record as an event of the run: its kind and words; None for those that are told by curves
-    and tables.
-    """
-    match record:
-        case facts.RunStarted():
-            return "start", "the run starts"
-        case facts.RunResumed():
-            return "restart", "the run goes on, in new processes"
-        case facts.ReplayRestarted():
-            return "restart", "replay was started again"
-        case facts.LearnerResumed():
-            return "restart", f"the learner goes on after step {record.step}"
-        case facts.ActorJoined():
-            return "actor", f"{record.actor_id} has joined"
-        case facts.ActorLeft():
-            return "actor", f"{record.actor_id} has left: {record.cause}"
-        case facts.StepsCommitted():
-            return "checkpoint", f"checkpoint of step {record.step}"
-        case facts.GroupDropped():
-            return "group", f"group {record.group_id} is dropped: {record.cause}"
-        case facts.QuestionRetired():
-            return "drop", f"question {record.question_id} is asked no more"
-        case facts.LeaseReturned():
-            return "drop", f"a rollout ended without a trajectory: {record.cause}"
-        case facts.Stopped():
-            return "stop", f"the run stops: {record.cause}"
-        case _:
-            return None
 
 
 def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
