@@ -97,14 +97,20 @@ class Course:
         self.batch, self.since = record.step, record.now
         step = record.step - 1
         groups = [self._groups.pop(each) for each in record.group_ids if each in self._groups]
-        aged = [(group, each) for group in groups for each in group.rollouts]
-        if not aged:
+        rollouts = [each for group in groups for each in group.rollouts]
+        if not rollouts:
             return {}
+        closed = [min(group.closed, step) for group in groups for _ in group.rollouts]
+        oldest = [each.oldest_version for each in rollouts]
+        parts = [
+            (max(end - age, 0), step - max(end, age))
+            for end, age in zip(closed, oldest, strict=True)
+        ]
         return {
-            BEFORE: _mean([max(group.closed - each.oldest_version, 0) for group, each in aged]),
-            INSIDE: _mean([step - max(group.closed, each.oldest_version) for group, each in aged]),
-            TOKENS: _mean([each.action_tokens for _, each in aged]),
-            TURNS: _mean([each.turns for _, each in aged]),
+            BEFORE: _mean([before for before, _ in parts]),
+            INSIDE: _mean([inside for _, inside in parts]),
+            TOKENS: _mean([each.action_tokens for each in rollouts]),
+            TURNS: _mean([each.turns for each in rollouts]),
         }
 
     def report(self, record: facts.Reported, published: bool) -> None:

@@ -46,6 +46,9 @@ def test_a_batch_tells_its_steps_before_the_queue_and_in_it() -> None:
     found = course.sample(batch(7.0, 4, 1, 2))
     assert found == {BEFORE: 0.5, INSIDE: 2.5, TOKENS: 20.0, TURNS: 2.0}
     assert course.sample(batch(8.0, 5, 1)) == {}  # it is gone
+    course.deliver(delivered(9.0, 3, 1), 8.0)
+    course.take(LearnerResumed(10.0, 2, 2))  # from an older checkpoint
+    assert course.sample(batch(11.0, 3, 3)) == {BEFORE: 1.0, INSIDE: 0.0, TOKENS: 10.0, TURNS: 2.0}
 
 
 def test_what_the_learner_does_is_known() -> None:
