@@ -1,10 +1,11 @@
 """The course of a run: what its batches were like, and the forecast beside them."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
+from configs.load import save
+from configs.schema import Config, ReplayConfig
 from replay.log.records import (
     Delivered,
     EvaluationFinished,
@@ -85,9 +86,7 @@ def test_the_forecast_is_the_published_formula_at_what_was_measured(
     assert course.forecast(4, 2) == pytest.approx(wanted)
 
 
-def test_the_overview_has_both(
-    index_of: Callable[..., Index], recorded_run: RecordedRun, tmp_path: Path
-) -> None:
+def test_the_overview_has_both(index_of: Callable[..., Index], recorded_run: RecordedRun) -> None:
     for step in range(3):
         recorded_run.now += 5
         recorded_run.train(step)
@@ -97,3 +96,18 @@ def test_the_overview_has_both(
     assert told[BEFORE] == [{"steps": [1, 2, 3], "values": [0.0, 0.0, 0.0]}]
     assert told[TOKENS][0]["values"] == [8.0] * 3
     assert overview(index)["runs"][0]["forecast"] is None  # without a configuration
+
+
+def test_a_forecast_is_that_of_the_run_s_configuration(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    replay = ReplayConfig(groups_per_step=2, group_size=2, max_staleness=3)
+    save(Config(replay=replay), recorded_run.path / "config.yaml")
+    for step in range(3):
+        recorded_run.now += 5
+        recorded_run.train(step)
+        recorded_run.report(step + 1, BUSY)
+    index = index_of(recorded_run.path)
+    before, inside = overview(index)["runs"][0]["forecast"]
+    wanted = index.runs[0].course.forecast(4, 3)
+    assert (before, inside) == wanted and before > 0 and inside == 0.75
