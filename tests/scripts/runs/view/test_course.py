@@ -16,7 +16,7 @@ from replay.log.records import (
     Sampled,
 )
 from replay.log.summary import Summary
-from replay.protocol import EvalResult
+from replay.protocol import EvalResult, Ready
 from scripts.runs.forecast import forecast
 from scripts.runs.view.answers import curves, overview
 from scripts.runs.view.course import BEFORE, INSIDE, TOKENS, TURNS, Course
@@ -104,6 +104,7 @@ def test_a_forecast_is_that_of_the_run_s_configuration(
     replay = ReplayConfig(groups_per_step=2, group_size=2, max_staleness=3)
     save(Config(replay=replay), recorded_run.path / "config.yaml")
     for step in range(3):
+        recorded_run.send("actor", Ready("actor", 100, 1, step))
         recorded_run.now += 5
         recorded_run.train(step)
         recorded_run.report(step + 1, BUSY)
