@@ -24,6 +24,7 @@ from learner import checkpoint
 from learner.checkpoint import next_incarnation
 from learner.errors import BadBatch, BadCheckpoint, BadModel, LearnerError, RankLost
 from learner.health.tokens import TokenFiles
+from learner.metrics.applications import Applications
 from replay.clients.learner import BatchReader
 from replay.protocol import ReplayError, ReplayTimeout
 from weight_sync.protocol import (
@@ -228,6 +229,7 @@ def _publisher(config: Config, incarnation: int, address: Address) -> "Publisher
         config.engine_dtype,
         config.run_dir,
         adapter_of(config),
+        Applications(config.run_dir).note,
     )
 
 

@@ -114,6 +114,7 @@ class RetrievalClient:
         )
         self._backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._requests = self._errors = self._retried = self._calls = self._failovers = 0
+        self._in_flight = 0
         self._latencies = Latencies()
 
     async def __aenter__(self) -> Self:
@@ -141,6 +142,7 @@ class RetrievalClient:
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, got {top_k!r}")
         self._requests += 1
+        self._in_flight += 1
         begun = time.monotonic()
         try:
             _check(queries)
@@ -154,6 +156,8 @@ class RetrievalClient:
         except RetrievalError:
             self._errors += 1
             raise
+        finally:
+            self._in_flight -= 1
         self._latencies.add(time.monotonic() - begun)
         return passages
 
@@ -161,6 +165,7 @@ class RetrievalClient:
         """Return counts since the start, and latencies of recent successful calls."""
         return {
             "retrieval/requests": float(self._requests),
+            "retrieval/in_flight": float(self._in_flight),  # that wait for their answer now
             "retrieval/errors": float(self._errors),  # calls that failed after their retries
             "retrieval/retried": float(self._retried),  # POSTs beyond the first
             "retrieval/calls": float(self._calls),  # POSTs, without those again

@@ -72,9 +72,12 @@ class Broadcast:
         channel: Channel,
         say: Callable[[str], None],
         adapter: Adapter | None = None,
+        noted: Callable[[Applied], None] | None = None,
     ) -> None:
-        """`adapter`: what the tensors of all versions are of; None: the whole model."""
-        self._adapter = adapter
+        """`adapter`: what the tensors of all versions are of; None: the whole model. `noted` is
+        told of each version that an actor has taken up.
+        """
+        self._adapter, self._noted = adapter, noted
         self._config, self._incarnation, self._learner_host = config, incarnation, learner_host
         self._channel, self._say = channel, say
         self._has: dict[str, int] = {}  # the version of this incarnation that serves there
@@ -169,6 +172,8 @@ class Broadcast:
 
     def _note_applied(self, applied: Applied) -> None:
         self._has[applied.actor_id] = applied.policy_version
+        if self._noted is not None:
+            self._noted(applied)
         self._note_served(applied.actor_id, True)
         self._settled.discard(applied.actor_id)
 

@@ -23,7 +23,7 @@ from configs.runtime.node import own_node
 from configs.schema import WeightSyncConfig
 from weight_sync.broadcast import Broadcast
 from weight_sync.control import Closing, LearnerHost, RouterChannel
-from weight_sync.protocol import Adapter, SyncTimeout, WeightSyncError
+from weight_sync.protocol import Adapter, Applied, SyncTimeout, WeightSyncError
 from weight_sync.staging import Staging
 from weight_sync.transports.base import device_name
 
@@ -46,10 +46,12 @@ class Publisher:
         dtype: str = "",
         run_dir: str = "",
         adapter: Adapter | None = None,
+        noted: Callable[[Applied], None] | None = None,
     ) -> None:
         """`dtype`: the actors', as torch names it; empty: the weights' own. `run_dir`: a folder of
         this host where downloads of late actors may lie; empty: that of temporary files. `adapter`:
         what is published is its tensors, named as PEFT does; None: the whole model's.
+        `noted` is told, on the side thread, of each version that an actor has taken up.
         """
         self._deadline_s, self._endpoint = config.publish_deadline_s, endpoint
         self._staging = Staging(config.bucket_bytes, getattr(torch, dtype) if dtype else None)
@@ -61,7 +63,9 @@ class Publisher:
         self._gauges: dict[str, float] = {"sync/updates": 0.0}
         self._channel = RouterChannel(endpoint, keys, incarnation)
         learner_host = _learner_host(endpoint, config.snapshot_dir, run_dir)
-        broadcast = Broadcast(config, incarnation, learner_host, self._channel, self._say, adapter)
+        broadcast = Broadcast(
+            config, incarnation, learner_host, self._channel, self._say, adapter, noted
+        )
         self._actors = actors
         self._thread = threading.Thread(
             target=self._main, args=(broadcast,), name="weight-publisher", daemon=True

@@ -6,6 +6,7 @@
     making           a folder, filled by the caller under a draft's name
     locked           a file or folder that one process at a time works in
     own_folder       the same for a folder that is made, and removed again where it stays empty
+    lines_since      the whole lines of a file that another process appends to
 
 A draft lies beside what it replaces and is called `NAME.draft`, and a folder that is on its way out
 `NAME.old`; a process that is killed may leave one, which the next writer removes. A lock belongs to
@@ -83,6 +84,22 @@ def vocabulary_of(folder: str) -> int:
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder; 0 where there is none."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def lines_since(path: Path, offset: int, most: int = 1 << 20) -> tuple[list[bytes], int]:
+    """The whole lines of a file from an offset on, of at most so many bytes, and where the next one
+    begins; none where it cannot be read. What is longer is passed over.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            text = file.read(most)
+    except OSError:
+        return [], offset
+    whole, end, _ = text.rpartition(b"\n")
+    if not end and len(text) == most:
+        return [], offset + most
+    return whole.split(b"\n") if end else [], offset + len(whole) + len(end)
 
 
 def sync(path: Path) -> None:

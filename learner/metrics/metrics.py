@@ -29,6 +29,7 @@ COUNTERS = {
     "failed_leases",
     "token_mismatch",
     "rollouts_in_flight",
+    "in_flight",
     "queued_requests",
     "capacity",
     "action_tokens",

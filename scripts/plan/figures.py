@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from scripts.plan import hardware
-from scripts.plan.forecast import Forecast, forecast
 from scripts.plan.outcome import Outcome
 from scripts.plan.scenario import Scenario
 from scripts.plan.split import Split
+from scripts.runs.forecast import Forecast, forecast
 from scripts.setup.memory import Reckoned
 
 BUSY = 0.9  # a server above this share of its time is what there is to wait for

@@ -12,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from configs.runtime.files import lines_since
+
 FILE_NAME = "fleet.jsonl"
 _log = logging.getLogger(__name__)
 
@@ -43,6 +47,33 @@ def read_fleet_log(run_dir: Path) -> Iterator[dict[str, Any]]:
     if path.exists():
         for line in path.read_text().splitlines():
             yield json.loads(line)
+
+
+class Restarting(msgspec.Struct, frozen=True, tag_field="event", tag="restarting"):
+    """A line that says that a process is started again."""
+
+    at_s: float
+    name: str
+    cause: str = ""
+
+
+class RestartsSince:
+    """Reads on which processes of a run were started again, while the launcher writes."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path, self._offset = run_dir / FILE_NAME, 0
+
+    def news(self) -> list[Restarting]:
+        """Return the restarts since, not all of very many; what is no such line is left out."""
+        lines, self._offset = lines_since(self._path, self._offset)
+        return list(filter(None, map(_restarting, lines)))
+
+
+def _restarting(line: bytes) -> Restarting | None:
+    try:
+        return msgspec.json.decode(line, type=Restarting)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def restarts(run_dir: Path) -> list[dict[str, str]]:

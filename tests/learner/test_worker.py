@@ -32,6 +32,7 @@ from configs.schema import (
 )
 from learner import worker
 from learner.checkpoint import steps
+from learner.metrics.applications import Applications
 from learner.worker import main
 from replay.clients.actor import TrajectoryWriter
 from replay.codec import decode_trajectory
@@ -225,6 +226,8 @@ async def run_until_killed(config: Config, tmp_path: Path, until: Callable[[Acto
 async def test_a_run_from_the_first_version_to_the_last(whole: Config, tmp_path: Path) -> None:
     actor, log = await run_with(whole, tmp_path, lambda _: False)
     assert "ended after step 4: completed" in log
+    applied = [(each.actor, each.version) for each in Applications(whole.run_dir).news()]
+    assert applied[0] == ("actor-0", 0) and applied[-1] == ("actor-0", 4)
     folder = Path(whole.run_dir) / "checkpoints"
     assert sorted(path.name for path in folder.iterdir()) == ["best", "step-2", "step-4"]
     trained = AutoModelForCausalLM.from_pretrained(folder / "step-4" / "model", dtype=torch.float32)

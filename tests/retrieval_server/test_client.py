@@ -43,7 +43,11 @@ async def test_the_url_may_name_the_endpoint(server_url: str, suffix: str) -> No
 async def test_many_at_once_each_get_their_own(server_url: str) -> None:
     async with RetrievalClient(server_url, max_connections=3) as client:
         names = ["kelu", "tapo", "capital", "river"] * 50
-        rows = await asyncio.gather(*(client.retrieve([name], 1) for name in names))
+        under_way = asyncio.gather(*(client.retrieve([name], 1) for name in names))
+        await asyncio.sleep(0)
+        assert client.gauges()["retrieval/in_flight"] == 200
+        rows = await under_way
+    assert client.gauges()["retrieval/in_flight"] == 0
     assert [row[0][0].id for row in rows] == ["p0", "p3", "p1", "p2"] * 50
     gauges = client.gauges()
     assert gauges["retrieval/requests"] == 200

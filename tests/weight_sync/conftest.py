@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,8 +102,8 @@ class Fleet:
         self.tasks.append(asyncio.create_task(self.subscribers[-1].run()))
         return engine
 
-    def publisher(self, actors: int, config: WeightSyncConfig = CONFIG) -> Publisher:
-        return Publisher(config, actors, 7, self.endpoint, self.keys)
+    def publisher(self, actors: int, config: WeightSyncConfig = CONFIG, **told: Any) -> Publisher:
+        return Publisher(config, actors, 7, self.endpoint, self.keys, **told)
 
     def publish(self, publisher: Publisher, version: int, rows: int = 8) -> dict[str, torch.Tensor]:
         weights = make_weights(version, rows)

@@ -13,6 +13,7 @@ from configs.keys import Keys
 from configs.schema import WeightSyncConfig
 from tests.weight_sync.conftest import PROBE, score
 from weight_sync.protocol import (
+    Applied,
     EngineDiffers,
     ManifestMismatch,
     SyncTimeout,
@@ -28,7 +29,8 @@ async def wait_applied(publisher: Publisher, version: int, deadline_s: float = 3
 
 async def test_each_version_reaches_every_actor(fleet) -> None:
     engines = [fleet.add("actor-0"), fleet.add("actor-1")]
-    with fleet.publisher(2) as publisher:
+    noted = list[Applied]()
+    with fleet.publisher(2, noted=noted.append) as publisher:
         await asyncio.to_thread(publisher.wait_for_actors, 20)
         for version in range(4):
             weights = fleet.publish(publisher, version)
@@ -38,6 +40,8 @@ async def test_each_version_reaches_every_actor(fleet) -> None:
                 assert subscriber.verified == (7, version) and subscriber.serving.is_set()
         gauges = publisher.gauges()
     assert gauges["sync/updates"] == 4 and gauges["sync/probe_error"] < 1e-6
+    told = sorted((each.policy_version, each.actor_id) for each in noted)
+    assert told == [(version, f"actor-{n}") for version in range(4) for n in range(2)]
     assert fleet.subscribers[0].gauges()["sync/policy_version"] == 3
 
 

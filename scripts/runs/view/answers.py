@@ -25,6 +25,7 @@ from scripts.runs.show import load_tokenizer
 from scripts.runs.view.following import payload_of
 from scripts.runs.view.index import Index, Told
 from scripts.runs.view.tokens import Values, values_of
+from scripts.runs.view.waits import waits
 from scripts.setup.resolve import run_config
 from scripts.terminal import clean
 
@@ -36,12 +37,9 @@ MOST_STEPS = 5000  # of a curve: longer ones are thinned
 
 def overview(index: Index) -> dict[str, Any]:
     """All runs: what they are, where they stand, evaluations, events, and the gauges they have."""
-    names = index.rows("SELECT DISTINCT name FROM gauges ORDER BY name")
-    return {
-        "runs": [_run(index, number, told) for number, told in enumerate(index.runs)],
-        "gauges": [name for (name,) in names],
-        "stops": [stop for (stop,) in index.rows("SELECT DISTINCT stop FROM rollouts") if stop],
-    }
+    runs = [_run(index, number, told) for number, told in enumerate(index.runs)]
+    gauges, stops = index.known()
+    return {"runs": runs, "gauges": gauges, "stops": stops}
 
 
 def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
@@ -98,6 +96,14 @@ def health(index: Index) -> dict[str, Any]:
     return {"rules": rules}
 
 
+def waiting(index: Index, run: int) -> dict[str, Any]:
+    """Who waits for whom in a run now. Raises ConfigError."""
+    if not 0 <= run < len(index.runs):
+        raise ConfigError(f"run {run}: there is no such run")
+    told = index.runs[run]
+    return waits(index, told, _config(told.path))
+
+
 def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     """One rollout's tokens as text, with what is known of each. Raises ConfigError, ReplayError."""
     if not 0 <= run < len(index.runs):
@@ -152,6 +158,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "step": told.step,
         "steps": config.learner.total_steps if config else 0,
         "model": clean(config.model.path) if config else "",
+        "forecast": _forecast(told, config),
         "objective": config.learner.objective if config else "",
         "environment": clean(config.environment.name) if config else "",
         "stopped": told.stopped,
@@ -250,6 +257,15 @@ def _state(run: Path) -> str:
         return state_of(run)
     except (OSError, ReplayError):
         return ""
+
+
+def _forecast(told: Told, config: Config | None) -> list[float] | None:
+    """The published forecast of staleness before the queue and in it."""
+    if config is None:
+        return None
+    replay = config.replay
+    batch = replay.groups_per_step * replay.group_size
+    return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
 
 
 def _last(notes: Sequence[Noted]) -> list[Noted]:

@@ -6,23 +6,30 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from learner.health.rules import Announcer, rolled_back
+from learner.metrics.applications import Applications
 from replay.codec import WireTrajectory, decode_wire
 from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
 from replay.protocol import CodecError
 from replay.trajectory import Question
+from scripts.runs.fleet_log import RestartsSince
 from scripts.runs.view import spans
+from scripts.runs.view.course import Course
+from scripts.runs.view.events import refitted, said
 from scripts.runs.view.following import Follower, Placed
 from scripts.runs.view.lanes import LATEST, Lanes, Span
 from scripts.terminal import clean
 
-BATCH = 2000  # records between two looks at who else wants the database
+BATCH = 2000  # records between two looks at who else wants what is known of runs
+GIVEN_S = 0.001  # to them
+RETRIEVAL = "retrieval_server"  # how its processes' names begin
 SEARCHED = 4000  # characters of a rollout's queries, and of its question, that are searched
 _TABLES = """
 CREATE TABLE rollouts (
@@ -43,6 +50,7 @@ CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
     PRIMARY KEY (run, step));
 CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
 CREATE INDEX by_hour ON events (run, at);
+CREATE INDEX by_place ON events (run, number) WHERE kind != 'group';
 """
 SHOWN = (
     "run", "number", "at", "kind", "group_id", "sibling", "question_id", "hops", "question",
@@ -70,6 +78,15 @@ class Told:
     lanes: Lanes = field(default_factory=Lanes)
     longest: float = 0.0  # span of a lane
     announcer: Announcer = field(default_factory=Announcer)
+    applications: Applications = field(init=False)
+    course: Course = field(default_factory=Course)
+    restarts: RestartsSince = field(init=False)
+    refits: float = 0.0  # that this learner has told of
+    left: set[str] = field(default_factory=set)  # actors that have left, and are not back
+
+    def __post_init__(self) -> None:
+        self.applications = Applications(self.path)
+        self.restarts = RestartsSince(self.path)
 
 
 @dataclass(frozen=True)
@@ -91,18 +108,25 @@ class Wanted:
 
 
 class Index:
-    """The database of some runs, read further by `catch_up`; of several threads."""
+    """The database of some runs, read further by `catch_up`; of several threads. It is asked by a
+    connection of its own, which does not wait while a batch of records is taken.
+    """
 
     def __init__(self, runs: Sequence[Path], file: Path) -> None:
         self.runs = [Told(run, Follower(run / FILE_NAME)) for run in runs]
-        self._lock = threading.Lock()
+        self._lock, self._asking = threading.Lock(), threading.Lock()
+        self._names = frozenset[str]()  # of gauges
+        self._stops = frozenset[str]()
         self._base = sqlite3.connect(file, check_same_thread=False)
         self._base.executescript(_TABLES + spans.TABLES)
         self._base.execute("PRAGMA synchronous = OFF")
+        self._base.execute("PRAGMA journal_mode = WAL")
+        self._reader = sqlite3.connect(file, check_same_thread=False)
 
     def close(self) -> None:
         """Close the database."""
-        with self._lock:
+        with self._lock, self._asking:
+            self._reader.close()
             self._base.close()
 
     def catch_up(self, stop: threading.Event) -> bool:
@@ -110,10 +134,12 @@ class Index:
         changed = False
         for run, told in enumerate(self.runs):
             news = told.follower.news()
-            while not stop.is_set():
+            while not stop.wait(GIVEN_S):
                 try:
                     with self._lock, self._base:
                         read = self._take_some(run, told, news)
+                    if read < BATCH:
+                        changed = self._take_restarts(run, told) or changed
                 except sqlite3.Error as error:  # a full disk
                     told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
                     break
@@ -123,22 +149,52 @@ class Index:
         return changed
 
     def _take_some(self, run: int, told: Told, news: Iterator[Placed]) -> int:
-        """Take a batch; return how many records that were."""
+        """Take a batch; return how many records and lines that were."""
         count = 0
         try:
             for count, placed in enumerate(islice(news, BATCH), 1):  # noqa: B007
                 self._take(run, told, placed)
         except OverflowError as error:  # a number that no run has
             told.follower.damage = f"{told.path / FILE_NAME}: record {placed.number}: {error}"
+        told.lanes.apply(applied := told.applications.news())
         ended, told.lanes.found = told.lanes.found, []
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
         spans.keep(self._base, run, ended)
-        return count
+        return count + len(applied)
+
+    def _take_restarts(self, run: int, told: Told) -> bool:
+        """Take the restarts that the log does not tell, those of retrieval; True where there are
+        some.
+        """
+        news = [each for each in told.restarts.news() if each.name.startswith(RETRIEVAL)]
+        with self._lock, self._base:
+            for each in news:
+                before = self._base.execute(
+                    "SELECT number, step FROM steps WHERE run = ? AND at <= ? ORDER BY at DESC",
+                    (run, each.at_s),
+                ).fetchone()
+                number, step = before or (0, 0)
+                words = _short(f"{each.name} is started again: {each.cause}")
+                self._base.execute(
+                    "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
+                    (run, number, each.at_s, step, "restart", words),
+                )
+        return bool(news)
 
     def rows(self, statement: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
         """Return what a statement finds."""
+        with self._asking:
+            return self._reader.execute(statement, tuple(values)).fetchall()
+
+    def known(self) -> tuple[list[str], list[str]]:
+        """Return the names of all gauges, and the reasons for which rollouts stopped."""
+        return sorted(self._names), sorted(self._stops)
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Have what is known of runs stand still."""
         with self._lock:
-            return self._base.execute(statement, tuple(values)).fetchall()
+            yield
 
     def under_way(self, run: int) -> list[Span]:
         """Return the spans of a run's lanes that have not ended."""
@@ -167,6 +223,7 @@ class Index:
         told.first = told.first or record.now
         if not isinstance(record, facts.Delivered):
             told.lanes.take(record)
+            told.course.take(record)
         match record:
             case facts.GroupOpened():
                 told.opened[record.group_id] = record
@@ -196,16 +253,21 @@ class Index:
         answer = (wire.answer or "") if wire else ""
         texts = [_short(each) for each in (question.text, " | ".join(question.answers), answer)]
         evaluation = opened.evaluation if opened else -1
+        begun = told.lanes.deliver(record, wire)
+        told.course.deliver(record, begun)
+        stop = wire.stop_reason.value if wire else ""
+        if stop and stop not in self._stops:
+            self._stops = self._stops | {stop}
         values = (
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
             question.hops, *texts, "\n".join([*texts, _short("\n".join(queries))]).lower(),
             summary.reward, summary.searches, summary.turns, summary.action_tokens,
             summary.malformed, len(wire.sequences) if wire else 0,
-            wire.stop_reason.value if wire else "", summary.oldest_version,
+            stop, summary.oldest_version,
             summary.newest_version, evaluation if summary.kind == "eval" else None, None,
             "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
-            told.lanes.deliver(record, wire),
+            begun,
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
@@ -219,12 +281,17 @@ class Index:
             "WHERE run = ?2 AND group_id = ?3",
             [(record.step, run, group) for group in record.group_ids],
         )
-        self._gauges(run, record.step, record.gauges)
+        self._gauges(run, record.step, record.gauges | told.course.sample(record))
 
     def _report(self, run: int, told: Told, placed: Placed, record: facts.Reported) -> None:
         self._gauges(run, record.step, record.gauges)
         published = told.lanes.report(record.now, record.gauges)
+        told.course.report(record, published)
         self._step(run, placed, record.step, published)
+        refits = record.gauges.get("sync/refits", 0.0)
+        if refits > told.refits:
+            self._say(run, told, placed, ("refit", refitted(refits)))
+        told.refits = refits
         back = rolled_back(record.step, record.gauges)
         for line in told.announcer.lines(record.step, record.gauges):
             self._say(run, told, placed, ("rollback" if line == back else "sentinel", line))
@@ -236,9 +303,12 @@ class Index:
         )
 
     def _gauges(self, run: int, step: int, gauges: dict[str, float]) -> None:
+        found = {_short(name): value for name, value in gauges.items()}
+        if not self._names.issuperset(found):
+            self._names = self._names.union(found)
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
-            [(run, _short(name), step, value) for name, value in gauges.items()],
+            [(run, name, step, value) for name, value in found.items()],
         )
 
     def _evaluation(self, run: int, told: Told, record: facts.EvaluationFinished) -> None:
@@ -256,52 +326,32 @@ class Index:
 
     def _event(self, run: int, told: Told, placed: Placed) -> None:
         record = placed.record
-        if isinstance(record, facts.Stopped):
-            told.stopped = clean(record.cause)
-        elif isinstance(record, (facts.RunResumed, facts.ReplayRestarted)):
-            told.stopped = "" if isinstance(record, facts.RunResumed) else told.stopped
-        elif isinstance(record, facts.LearnerResumed):
-            self._step(run, placed, record.step, True)
-        if (said := _said(record)) is not None:
-            self._say(run, told, placed, said)
+        match record:
+            case facts.Stopped():
+                told.stopped = clean(record.cause)
+            case facts.RunResumed():
+                told.stopped = ""
+                told.left.clear()
+            case facts.LearnerResumed():
+                told.refits = 0.0
+                self._step(run, placed, record.step, True)
+            case facts.ActorLeft():
+                told.left.add(record.actor_id)
+            case _:
+                pass
+        event = said(record)
+        if isinstance(record, facts.ActorJoined) and record.actor_id in told.left:
+            told.left.discard(record.actor_id)
+            event = "restart", f"{record.actor_id} has joined again"
+        if event is not None:
+            self._say(run, told, placed, event)
 
-    def _say(self, run: int, told: Told, placed: Placed, said: tuple[str, str]) -> None:
-        kind, text = said
+    def _say(self, run: int, told: Told, placed: Placed, event: tuple[str, str]) -> None:
+        kind, text = event
         self._base.execute(
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
             (run, placed.number, placed.record.now, told.step, kind, _short(text)),
         )
-
-
-def _said(record: facts.Record) -> tuple[str, str] | None:
-    """A record as an event of the run: its kind and words; None for those that are told by curves
-    and tables.
-    """
-    match record:
-        case facts.RunStarted():
-            return "start", "the run starts"
-        case facts.RunResumed():
-            return "restart", "the run goes on, in new processes"
-        case facts.ReplayRestarted():
-            return "restart", "replay was started again"
-        case facts.LearnerResumed():
-            return "restart", f"the learner goes on after step {record.step}"
-        case facts.ActorJoined():
-            return "actor", f"{record.actor_id} has joined"
-        case facts.ActorLeft():
-            return "actor", f"{record.actor_id} has left: {record.cause}"
-        case facts.StepsCommitted():
-            return "checkpoint", f"checkpoint of step {record.step}"
-        case facts.GroupDropped():
-            return "group", f"group {record.group_id} is dropped: {record.cause}"
-        case facts.QuestionRetired():
-            return "drop", f"question {record.question_id} is asked no more"
-        case facts.LeaseReturned():
-            return "drop", f"a rollout ended without a trajectory: {record.cause}"
-        case facts.Stopped():
-            return "stop", f"the run stops: {record.cause}"
-        case _:
-            return None
 
 
 def _condition(wanted: Wanted) -> tuple[str, list[Any]]:

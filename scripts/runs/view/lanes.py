@@ -1,4 +1,5 @@
-"""The lanes of a run's time: what actors, learner and replay did when, as its records tell.
+"""The lanes of a run's time: what actors, learner, replay and retrieval did when, as its records
+tell, and when weights were taken up, as a file beside them tells.
 
 A lease is held from `Leased` to its delivery; in it the stamps of its turns say when the policy
 wrote, and the seconds of its searches for how long it waited for them. A lease that ended without a
@@ -11,14 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from learner.metrics.applications import Application
 from replay.codec import WireTrajectory
 from replay.log import records as facts
 
 STATES = (
     "held", "generate", "search", "untold", "train", "publish", "wait", "filling", "ready",
+    "asked", "receive", "apply",
 )  # fmt: skip
-HELD, GENERATE, SEARCH, UNTOLD, TRAIN, PUBLISH, WAIT, FILLING, READY = range(len(STATES))
-LEARNER, REPLAY = 0, 1  # lanes; the actors' come after them
+(
+    HELD, GENERATE, SEARCH, UNTOLD, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
+) = range(len(STATES))  # fmt: skip
+LEARNER, REPLAY, RETRIEVAL, WEIGHTS = range(4)  # lanes
+ACTORS = WEIGHTS + 1  # the first actor's
 LATEST = 1e11  # seconds since the epoch: no record is of a later time
 
 Part = tuple[int, float, float]  # a state, its begin and its end
@@ -26,12 +32,15 @@ Part = tuple[int, float, float]  # a state, its begin and its end
 
 @dataclass(frozen=True)
 class Span:
-    """A lease, a step or a group on its lane, and its parts."""
+    """A lease, a step, a group or weights on their lane, and their parts; `searches`: those of a
+    rollout, which lie on retrieval's lane.
+    """
 
     lane: int
     begun: float
     ended: float
     parts: tuple[Part, ...]
+    searches: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass
@@ -60,6 +69,7 @@ class Lanes:
         self._size = 0  # siblings of a group, once one was trained
         self._reported = self._last = 0.0
         self._publish_s: float | None = None
+        self.searched = self.applied = False  # ever
 
     def take(self, record: facts.Record) -> None:
         """Take any record but a delivery."""
@@ -93,9 +103,12 @@ class Lanes:
         begun = min(known if known is not None else now - max(lasted, 0.0), now)
         lane = self._lane(record.actor_id)
         parts: list[Part] = [(UNTOLD, begun, now)]
+        searches = list[tuple[float, float]]()
         if wire:
             parts = [(HELD, begun, now), *_written(wire, begun, now)]
-        self.found.append(Span(lane, begun, now, tuple(parts)))
+            searches = list(_searched(wire, begun, now))
+        self.searched = self.searched or bool(searches)
+        self.found.append(Span(lane, begun, now, tuple(parts), tuple(searches)))
         if group := self._groups.get(record.group_id):
             group.delivered, group.last = group.delivered + 1, now
         return begun
@@ -124,6 +137,15 @@ class Lanes:
         self._reported = now
         return published
 
+    def apply(self, news: Sequence[Application]) -> None:
+        """Take weights that actors have taken up."""
+        for each in news:
+            paused = each.at_s - each.pause_s
+            begun = paused - each.receive_s
+            parts = ((RECEIVE, begun, paused), (APPLY, paused, each.at_s))
+            self.found.append(Span(WEIGHTS, begun, each.at_s, parts))
+        self.applied = self.applied or bool(news)
+
     def under_way(self) -> list[Span]:
         """The leases and groups that have not ended, up to the last record."""
         until = self._last
@@ -136,7 +158,7 @@ class Lanes:
         return leases + groups
 
     def _lane(self, actor: str) -> int:
-        return self.actors.setdefault(actor, REPLAY + 1 + len(self.actors))
+        return self.actors.setdefault(actor, ACTORS + len(self.actors))
 
     def _lease(self, record: facts.Leased) -> None:
         self._lane(record.actor_id)
@@ -176,6 +198,15 @@ def _written(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]
                 first = max(first, other[1])
         if first < last:
             yield SEARCH, first, last
+
+
+def _searched(wire: WireTrajectory, begun: float, ended: float) -> Iterator[tuple[float, float]]:
+    """When each of a rollout's searches was under way."""
+    for turn in wire.turns:
+        for search in turn.searches:
+            first, last = max(turn.ended_at, begun), min(turn.ended_at + search.seconds, ended)
+            if first < last:
+                yield first, last
 
 
 def _joined(

@@ -108,6 +108,7 @@ def application(index: Index, following: Following, key: str) -> Starlette:
         "timeline": lambda given: timeline(
             index, int(given.get("run") or 0), *_span(given, "time", float)
         ),
+        "waits": lambda given: answers.waiting(index, int(given.get("run") or 0)),
         "rollouts": lambda given: rollouts(index, given),
         "rollout": lambda given: answers.rollout(
             index, int(given.get("run", 0)), int(given.get("number", 0))

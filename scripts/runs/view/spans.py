@@ -27,7 +27,8 @@ def keep(base: sqlite3.Connection, run: int, spans: Sequence[Span]) -> None:
         return
     parts = Parts.of(spans)
     packed = np.column_stack(parts).tobytes()
-    ends = [24 * n for n in accumulate((len(each.parts) for each in spans), initial=0)]
+    counts = (len(each.parts) + len(each.searches) for each in spans)
+    ends = [24 * n for n in accumulate(counts, initial=0)]
     base.executemany(
         "INSERT INTO spans VALUES (?, ?, ?, ?)",
         [

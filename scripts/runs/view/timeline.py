@@ -20,23 +20,30 @@ from scripts.runs.view.bins import (
 )
 from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import (
+    ACTORS,
+    APPLY,
+    ASKED,
     FILLING,
     GENERATE,
     HELD,
     LEARNER,
     PUBLISH,
     READY,
+    RECEIVE,
     REPLAY,
+    RETRIEVAL,
     SEARCH,
     STATES,
     TRAIN,
     UNTOLD,
     WAIT,
+    WEIGHTS,
+    Lanes,
 )
 from scripts.runs.view.spans import unpacked
 from scripts.terminal import clean
 
-MOST_SPANS = 4000  # bins of all lanes of one answer
+MOST_SPANS = 5600  # bins of all lanes of one answer
 MOST_BINS = 800  # of a lane
 MOST_LANES = 32
 MOST_READ = 20_000  # spans that are read one by one; more are told by cells
@@ -46,8 +53,16 @@ _SHOWN = {
     "actor": (GENERATE, SEARCH, HELD, UNTOLD),
     "learner": (TRAIN, PUBLISH, WAIT),
     "replay": (READY, FILLING),
+    "retrieval": (ASKED,),
+    "apply": (APPLY, RECEIVE),
 }
-_BUSY = {"actor": (GENERATE, SEARCH), "learner": (TRAIN, PUBLISH), "replay": (READY,)}
+_BUSY = {
+    "actor": (GENERATE, SEARCH),
+    "learner": (TRAIN, PUBLISH),
+    "replay": (READY,),
+    "retrieval": (ASKED,),
+    "apply": (APPLY, RECEIVE),
+}
 _NAMED = {"held": "between"}  # what of it is neither of the others
 
 
@@ -62,9 +77,10 @@ def timeline(
     begin = first if begin is None else min(max(begin, first), last - LEAST_S)
     end = last if end is None else max(min(end, last), begin + LEAST_S)
     names = sorted(told.lanes.actors.items(), key=lambda each: each[1])
-    shown = min(len(names) + 2, MOST_LANES)
+    others = 2 + told.lanes.searched + told.lanes.applied
+    shown = min(len(names) + others, MOST_LANES)
     bins = max(1, min(MOST_BINS * most // MOST_SPANS, most // shown))
-    begin, width, levels = _levels(index, run, begin, end, bins, len(names) + 2)
+    begin, width, levels = _levels(index, run, begin, end, bins, len(names) + ACTORS)
     end = begin + width * levels.shape[1]
     return {
         "run": run,
@@ -73,7 +89,7 @@ def timeline(
         "from": begin,
         "width": width,
         "bins": levels.shape[1],
-        "lanes": _lanes(levels, [clean(name) for name, _ in names]),
+        "lanes": _lanes(levels, [clean(name) for name, _ in names], told.lanes),
         "versions": _versions(index, run, begin, end),
         "marks": _marks(index, run, begin, end, width),
     }
@@ -138,20 +154,27 @@ def _before(index: Index, run: int, level: int, cell: int) -> list[tuple[Any, ..
     return found
 
 
-def _lanes(levels: NDArray[np.float64], actors: Sequence[str]) -> list[dict[str, Any]]:
-    """The lanes: those of the actors that were there, learner, replay."""
+def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> list[dict[str, Any]]:
+    """The lanes: those of the actors that were there, retrieval and weights where the run has any,
+    learner, replay.
+    """
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
     there = [
-        n for n in range(len(actors)) if by_lane[n + REPLAY + 1, [HELD, UNTOLD]].max(initial=0) > 0
+        n for n in range(len(actors)) if by_lane[n + ACTORS, [HELD, UNTOLD]].max(initial=0) > 0
     ]
     there.sort(key=lambda n: actors[n])
     alone, others = there, list[int]()
-    if len(there) > MOST_LANES - 2:
-        alone, others = there[: MOST_LANES - 3], there[MOST_LANES - 3 :]
-    found = [_lane("actor", actors[n], by_lane[n + REPLAY + 1]) for n in alone]
+    if len(there) > MOST_LANES - ACTORS:
+        most = MOST_LANES - ACTORS - 1
+        alone, others = there[:most], there[most:]
+    found = [_lane("actor", actors[n], by_lane[n + ACTORS]) for n in alone]
     if others:
-        summed = by_lane[[n + REPLAY + 1 for n in others]].sum(axis=0)
+        summed = by_lane[[n + ACTORS for n in others]].sum(axis=0)
         found.append(_lane("actor", "", summed) | {"others": len(others)})
+    if told.searched:
+        found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL]))
+    if told.applied:
+        found.append(_lane("apply", "weights", by_lane[WEIGHTS]))
     found.append(_lane("learner", "learner", by_lane[LEARNER]))
     found.append(_lane("replay", "replay", by_lane[REPLAY]))
     return found

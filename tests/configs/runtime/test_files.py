@@ -11,6 +11,7 @@ import pytest
 from configs.runtime.files import (
     Locked,
     draft_of,
+    lines_since,
     locked,
     making,
     own_folder,
@@ -145,3 +146,14 @@ def test_a_folder_of_another_process_is_left_alone(tmp_path: Path) -> None:
     ):
         pass
     assert (tmp_path / "out").is_dir()
+
+
+def test_lines_are_read_once_they_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    assert lines_since(path, 3) == ([], 3)
+    path.write_bytes(b"one\n\ntwo")
+    assert lines_since(path, 0) == ([b"one", b""], 5) and lines_since(path, 5) == ([], 5)
+    path.write_bytes(b"one\n\ntwo\nthree\n")
+    assert lines_since(path, 5) == ([b"two", b"three"], 15)
+    assert lines_since(path, 5, most=6) == ([b"two"], 9)
+    assert lines_since(path, 9, most=3) == ([], 12)  # longer than is read at once: passed over

@@ -12,10 +12,10 @@ from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
 from scripts.plan import hardware
 from scripts.plan.build import Asked, Cores, on_cores, on_gpus, workload_of
-from scripts.plan.forecast import forecast
 from scripts.plan.hardware import GPUS, gpu_of, replay_per_s
 from scripts.plan.simulation import simulate
 from scripts.plan.split import best_split, rated, splits
+from scripts.runs.forecast import forecast
 from scripts.setup.fit import fitted
 from scripts.setup.model_size import find_model
 from tests.scripts.plan.scenarios import scenario, varied

@@ -31,6 +31,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     page.wait_for_timeout(300)
     seen["charts"] = page.locator("figure canvas").count()
     seen["evaluated"] = page.locator("figure").first.inner_text()
+    seen["events"] = page.locator(".events").first.inner_text()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")
@@ -84,7 +85,9 @@ def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         before = whole.inner_text()
         print("waiting", flush=True)
         expect(whole).not_to_have_text(before, timeout=30_000)
-    seen: dict[str, Any] = {"lanes": page.locator(".lane strong").all_inner_texts()}
+        page.wait_for_selector(".waits tr")
+    seen: dict[str, Any] = {"waits": " ".join(page.locator(".waits").inner_text().split())}
+    seen |= {"lanes": page.locator(".lane strong").all_inner_texts()}
     box = page.locator(".lanes canvas").nth(1).bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

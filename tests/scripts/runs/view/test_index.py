@@ -10,17 +10,21 @@ import pytest
 
 from replay.log.event_log import EventLog, read
 from replay.log.records import (
+    ActorJoined,
     ActorLeft,
     Delivered,
     EvaluationFinished,
     GroupDropped,
+    LearnerResumed,
     Reported,
+    RunResumed,
     RunStarted,
     Sampled,
     StepsCommitted,
     Stopped,
 )
 from replay.protocol import EvalResult, SetResult
+from scripts.runs.fleet_log import FleetLog
 from scripts.runs.view.index import Index, Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view import conftest
@@ -93,7 +97,7 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
 
 def test_gauges_evaluations_and_events_are_kept(index_of: Callable[..., Index], run: Path) -> None:
     index = index_of(run)
-    gauges = index.rows("SELECT name, step, value FROM gauges ORDER BY name")
+    gauges = index.rows("SELECT name, step, value FROM gauges WHERE name NOT LIKE 'view/%'")
     assert gauges == [
         ("actor/reward", 7, 0.5), ("learner/loss", 7, None), ("replay/staleness", 7, 1.0),
     ]  # fmt: skip
@@ -151,10 +155,23 @@ def test_an_index_that_cannot_be_written_is_named(
     index_of: Callable[..., Index], recorded_run: RecordedRun
 ) -> None:
     index = index_of(recorded_run.path)
-    index.rows("PRAGMA query_only = ON")
+    index._base.execute("PRAGMA query_only = ON")
     recorded_run.train(0)
     assert not conftest.read(index)
     assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+
+
+def test_who_asks_does_not_wait_for_who_reads(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    recorded_run.train(0)
+    conftest.read(index)
+    told = index.rows("SELECT count(*) FROM rollouts"), index.known()
+    with index.still(), index._base:  # as while a batch is taken
+        index._base.execute("DELETE FROM rollouts")
+        assert (index.rows("SELECT count(*) FROM rollouts"), index.known()) == told
+    assert index.rows("SELECT count(*) FROM rollouts") == [(0,)]
 
 
 def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_path: Path) -> None:
@@ -167,3 +184,60 @@ def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_p
     index = index_of(folder)
     assert "record 1: Python int too large" in index.runs[0].follower.damage
     assert not conftest.read(index)
+
+
+def test_weights_that_were_sent_again_are_an_event(
+    index_of: Callable[..., Index], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "refits").mkdir()
+    told = ((1, 0.0), (2, 1.0), (3, 1.0), (4, 3.0))
+    with EventLog.create(folder / "events.log") as log:
+        log.append([Reported(1.0 + step, 1, step, {"sync/refits": n}) for step, n in told])
+        log.append([LearnerResumed(6.0, 2, 4), Reported(7.0, 2, 5, {"sync/refits": 1.0})])
+        log.sync()
+    index = index_of(folder)
+    refits = index.rows("SELECT at, said FROM events WHERE kind = 'refit' ORDER BY at")
+    assert [at for at, _ in refits] == [3.0, 5.0, 7.0]
+    assert "(3 times since the learner began)" in refits[1][1] and "once" in refits[2][1]
+
+
+def test_an_actor_that_comes_back_is_a_restart(
+    index_of: Callable[..., Index], tmp_path: Path
+) -> None:
+    (folder := tmp_path / "back").mkdir()
+    joined = ActorJoined(1.0, "actor-1", "digest")
+    with EventLog.create(folder / "events.log") as log:
+        log.append([joined, ActorLeft(2.0, "actor-1", "died"), joined])
+        log.append([ActorLeft(3.0, "actor-1", "the run ends"), RunResumed(4.0, ""), joined])
+        log.sync()
+    kinds = [kind for (kind,) in index_of(folder).rows("SELECT kind FROM events ORDER BY rowid")]
+    assert kinds == ["actor", "actor", "restart", "actor", "restart", "actor"]
+
+
+def test_restarts_of_retrieval_are_those_that_the_launcher_wrote(
+    index_of: Callable[..., Index], run: Path
+) -> None:
+    fleet = FleetLog(run)
+    fleet.write("started", "retrieval_server", 1.0, pid=1)
+    fleet.write("restarting", "actor-0", 2.0, cause="died", pause_s=1.0)
+    fleet.write("restarting", "retrieval_server", 5.5, cause="died\x1b", pause_s=1.0)
+    index = index_of(run)
+    told = "SELECT at, step, said FROM events WHERE kind = 'restart' ORDER BY at"
+    assert index.rows(told) == [(5.5, 7, "retrieval_server is started again: died")]
+    assert not conftest.read(index)
+    fleet.write("restarting", "retrieval_server-1", 0.5, cause="gone", pause_s=1.0)
+    assert conftest.read(index)
+    assert index.rows(told)[0] == (0.5, 0, "retrieval_server-1 is started again: gone")
+
+
+def test_what_all_rollouts_and_gauges_have_is_known_without_a_look_at_them(
+    index_of: Callable[..., Index], run: Path
+) -> None:
+    index = index_of(run)
+    gauges, stops = index.known()
+    in_table = index.rows("SELECT DISTINCT name FROM gauges ORDER BY name")
+    assert [(name,) for name in gauges] == in_table and "replay/staleness" in gauges
+    assert [(stop,) for stop in stops] == index.rows("SELECT DISTINCT stop FROM rollouts")
+    events = "SELECT 1 FROM events WHERE run = 0 AND kind != 'group' ORDER BY number DESC LIMIT 9"
+    plan = " ".join(row[-1] for row in index.rows(f"EXPLAIN QUERY PLAN {events}"))
+    assert "by_place" in plan and "TEMP B-TREE" not in plan

@@ -15,10 +15,15 @@ from typing import Any
 
 import pytest
 
+from configs.load import save
 from configs.runtime.process import REPOSITORY
-from replay.log.records import Leased, StepsCommitted
+from configs.schema import Config
+from learner.metrics.applications import FILE_NAME as APPLICATIONS
+from replay.log.records import Leased, Reported, StepsCommitted
+from replay.protocol import Status
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import BUILT, Following, Server, listener
+from scripts.runs.waits_file import WaitsFile
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import KEPT, delivery, keep_tokens
 
@@ -84,6 +89,9 @@ def served(
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
     for number in range(1000, 1300):
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
+    recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
+    save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
+    (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
     index = index_of(recorded_run.path, hostile_run)
     following = Following(index)
     server = Server(index, following, KEY)
@@ -126,7 +134,12 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     recorded_run.train(1)
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.append(StepsCommitted(2.5, 1, 1))
+    told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
+    WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
+    assert found["lanes"][2] == "weights"
+    assert found["events"].count("sent again") == 1
+    assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
     assert found["of_time"] == "300 rollouts" and "between 300" in found["pointed"]
     assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]

@@ -1,5 +1,6 @@
 """The time line: lanes of what records tell, and bins that say what a plain count says."""
 
+import json
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from learner.metrics.applications import FILE_NAME as FILE
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import (
     GroupDropped,
@@ -28,7 +30,7 @@ from replay.trajectory import Question, Sampling, Search, TokenSequence
 from scripts.runs.view import timeline as answers
 from scripts.runs.view.bins import STRIDE, WIDTHS
 from scripts.runs.view.index import Index, Wanted
-from scripts.runs.view.lanes import STATES, Span
+from scripts.runs.view.lanes import ACTORS, STATES, Span
 from scripts.runs.view.spans import keep
 from scripts.runs.view.timeline import MOST_SPANS, timeline
 from tests.replay.conftest import trajectory_for
@@ -36,6 +38,7 @@ from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import delivery
 
 START = 1_000_000.0
+LANES = ACTORS + 3
 
 
 def leased(at: float, number: int, actor: str = "actor") -> Leased:
@@ -99,6 +102,37 @@ def test_a_rollout_generates_searches_and_is_between(
     }  # fmt: skip
     assert found["first"] == START and found["last"] == START + 10
     assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"] == 0.85
+
+
+def test_searches_of_all_actors_lie_on_one_lane(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    records = [leased(START, 1), leased(START, 2)]
+    for number, turn in ((1, (1.0, 2.0, 4.0)), (2, (0.0, 3.0, 99.0))):
+        records += delivered(START + 10, number, turn)  # type: ignore[arg-type]
+    found = timeline(index_of(run(*records)), 0, None, None)
+    assert means(found, "retrieval") == {"asked": 4.0 + 2.0 + 7.0 + 7.0}  # two a turn, cut
+    (lane,) = [each for each in found["lanes"] if each["kind"] == "retrieval"]
+    assert lane["busy"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
+    one = run(leased(START, 1), *delivered(START + 9, 1, (0, 1, 0)))
+    without = timeline(index_of(one), 0, None, None)
+    assert [each["kind"] for each in without["lanes"]] == ["actor", "learner", "replay"]
+
+
+def test_weights_that_actors_take_up_have_a_lane(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    folder = run(StepsCommitted(START + 20, 1, 1))
+    lines = [[START + 5, "actor-0", 1, 2.0, 0.5], [START + 6, "actor-1", 1, 1.0, 1.0]]
+    (folder / FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines) + '[1, "torn')
+    index = index_of(folder)
+    whole = timeline(index, 0, None, None)
+    assert means(whole, "apply") == {"apply": 1.5, "receive": 3.0}
+    with (folder / FILE).open("a") as file:
+        file.write(f'"]\n[NaN]\n{json.dumps([START + 9, "actor-0", 2, -1.0, 0.5])}\n')
+        file.write(f"{json.dumps([START + 9, 'actor-0', 2, 0.0, 0.5])}\n")
+    assert index.catch_up(threading.Event()) and not index.catch_up(threading.Event())
+    assert means(timeline(index, 0, None, None), "apply") == {"apply": 2.0, "receive": 3.0}
 
 
 def test_leases_that_tell_nothing_are_told_apart(
@@ -179,7 +213,7 @@ def many() -> list[Span]:
             (drawn.randrange(len(STATES)), begun + a, begun + a + drawn.expovariate(0.05))
             for a in (0.0, drawn.uniform(0, 30))
         )
-        found.append(Span(drawn.randrange(5), begun, max(part[2] for part in parts), parts))
+        found.append(Span(drawn.randrange(LANES), begun, max(part[2] for part in parts), parts))
     return found
 
 
@@ -190,10 +224,11 @@ def filled(many: list[Span], tmp_path_factory: pytest.TempPathFactory) -> Iterat
     index = Index([folder], folder / "index.sqlite")
     told = index.runs[0]
     told.first, told.last = START, START + 50_000
-    told.lanes.actors = {f"actor-{n}": n + 2 for n in range(3)}
+    told.lanes.actors = {f"actor-{n}": n + ACTORS for n in range(3)}
     told.longest = max(each.ended - each.begun for each in many)
     for begin in range(0, len(many), 700):
         keep(index._base, 0, many[begin : begin + 700])
+    index._base.commit()
     yield index
     index.close()
 
@@ -208,12 +243,14 @@ def test_bins_are_what_a_plain_count_says(
     times: tuple[float, float],
 ) -> None:
     monkeypatch.setattr(answers, "MOST_READ", most)
-    begin, width, levels = answers._levels(filled, 0, START + times[0], START + times[1], 100, 5)
+    begin, width, levels = answers._levels(
+        filled, 0, START + times[0], START + times[1], 100, LANES
+    )
     assert begin <= START + times[0] and begin + width * levels.shape[1] >= START + times[1] - 1e-6
-    assert levels.shape[0] == 5 * STRIDE and 1 <= levels.shape[1] <= 101
+    assert levels.shape[0] == LANES * STRIDE and 1 <= levels.shape[1] <= 101
     for place in (0, levels.shape[1] // 2, levels.shape[1] - 1):
         first, last = begin + place * width, begin + (place + 1) * width
-        for lane in range(5):
+        for lane in range(LANES):
             for state in range(len(STATES)):
                 seconds = sum(
                     max(0.0, min(end, last) - max(start, first))
@@ -227,7 +264,7 @@ def test_bins_are_what_a_plain_count_says(
 def test_an_answer_is_bounded_however_many_actors_there_are(filled: Index) -> None:
     told = filled.runs[0]
     before = told.lanes.actors
-    told.lanes.actors = {f"actor-{n:03}": 2 + n % 3 for n in range(200)}
+    told.lanes.actors = {f"actor-{n:03}": ACTORS + n % 3 for n in range(200)}
     try:
         found = timeline(filled, 0, None, None)
     finally:

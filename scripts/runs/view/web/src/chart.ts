@@ -102,10 +102,14 @@ function mark(u: uPlot, options: Options): void {
   ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
   ctx.clip();
   ctx.setLineDash([2, 3]);
-  for (const each of options.marks ?? []) {
-    ctx.strokeStyle = colour(`--event-${each.kind}`) || colour("--soft");
-    const x = u.valToPos(each.step, "x", true);
-    stroke(ctx, x, bbox.top, x, bbox.top + bbox.height);
+  const places = new Map<string, Set<number>>(); // by kind: of a thousand events a few are pixels apart
+  for (const { kind, step } of options.marks ?? []) {
+    const x = Math.round(u.valToPos(step, "x", true));
+    places.set(kind, (places.get(kind) ?? new Set()).add(x));
+  }
+  for (const [kind, found] of places) {
+    ctx.strokeStyle = colour(`--event-${kind}`) || colour("--soft");
+    for (const x of found) stroke(ctx, x, bbox.top, x, bbox.top + bbox.height);
   }
   if (options.bound !== null && options.bound !== undefined) {
     ctx.strokeStyle = colour("--bad");

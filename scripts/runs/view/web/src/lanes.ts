@@ -16,7 +16,7 @@ interface Pen { ctx: CanvasRenderingContext2D; width: number; height: number; x:
 
 const NEAR = 5; // pixels
 const CLICK = 4; // pixels that a click may move
-const ACROSS = ["restart", "checkpoint", "rollback", "stop", "sentinel"]; // events drawn through all lanes
+const ACROSS = ["restart", "checkpoint", "rollback", "stop", "sentinel", "refit"]; // events drawn through all lanes
 const STEPS_S = [
   0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
   172800, 604800,
@@ -69,7 +69,7 @@ export class Lanes {
 
   private build(found: Timeline): void {
     this.found = found;
-    const tops: Record<string, number> = { actor: 1, learner: 1, replay: 1 };
+    const tops: Record<string, number> = { actor: 1, learner: 1, replay: 1, retrieval: 1, apply: 1 };
     for (const lane of found.lanes) {
       for (let n = 0; n < found.bins; n++) {
         const sum = lane.states.reduce((all, state) => all + state.levels[n]!, 0);
@@ -82,7 +82,7 @@ export class Lanes {
         lane.others ? `${lane.others} more actors` : lane.name,
         lane,
         `busy ${share(lane.busy)}, ${means(lane)}`,
-        lane.kind === "learner" ? 26 : 40,
+        ["learner", "apply"].includes(lane.kind) ? 26 : 40,
         (pen) => this.bars(pen, lane, tops[lane.kind]!),
       ]),
       ["versions", null, "", 22, (pen) => this.versions(pen)],

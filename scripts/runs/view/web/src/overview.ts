@@ -4,15 +4,18 @@ import { chart, type Line, type Mark } from "./chart";
 import { h, lasting, moment, short } from "./dom";
 import * as source from "./source";
 
-interface Panel { title: string; gauges: string[]; ceiling?: number }
+interface Panel { title: string; gauges: string[]; parts?: string; ceiling?: number; forecast?: boolean }
 
 const PANELS: Panel[] = [
-  { title: "Reward of rollouts", gauges: ["actor/reward"] },
+  { title: "Reward of rollouts (its parts, dashed)", gauges: ["actor/reward"], parts: "actor/reward/" },
   { title: "Searches a rollout", gauges: ["actor/searches_per_rollout"] },
-  { title: "Tokens of the policy, a step", gauges: ["learner/action_tokens"] },
-  { title: "Tokens a second, all actors", gauges: ["actor/tokens_per_s"] },
+  { title: "Tokens of the policy, a rollout", gauges: ["view/tokens_per_rollout"] },
+  { title: "Turns of a rollout", gauges: ["view/turns_per_rollout"] },
+  { title: "Tokens a second: sampled; trained, dashed", gauges: ["actor/tokens_per_s", "learner/tokens_per_s"] },
   { title: "Staleness (mean; most, dashed)", gauges: ["replay/staleness", "replay/staleness_max"] },
+  { title: "Steps of staleness before the queue; in it, dashed", gauges: ["view/staleness_before_queue", "view/staleness_in_queue"], forecast: true },
   { title: "Groups without signal", gauges: ["replay/no_signal_fraction"], ceiling: 1 },
+  { title: "Groups dropped so far", gauges: [], parts: "replay/dropped_" },
   { title: "Learner waits for a batch, s", gauges: ["learner/wait_for_batch_s"] },
   { title: "Learner's step, s", gauges: ["learner/update_s"] },
   { title: "Pause for new weights, s", gauges: ["sync/generation_pause_s"] },
@@ -20,21 +23,25 @@ const PANELS: Panel[] = [
   { title: "Loss", gauges: ["learner/loss"] },
   { title: "Entropy", gauges: ["learner/entropy"] },
 ];
-const MARKED = ["restart", "checkpoint", "rollback", "stop", "sentinel"];
+const MARKED = ["restart", "checkpoint", "rollback", "stop", "sentinel", "refit", "drop"];
+const MOST_PARTS = 8; // of a panel
 let chosen = "";
 
 /** The page. */
 export async function page(): Promise<HTMLElement> {
   const told = await source.overview();
   const extra = told.gauges.includes(chosen) ? [chosen] : [];
-  const found = await source.curves([...PANELS.flatMap((panel) => panel.gauges), ...extra]);
+  const named = ({ gauges, parts }: Panel): string[] => [
+    ...gauges, ...told.gauges.filter((gauge) => parts && gauge.startsWith(parts)).slice(0, MOST_PARTS),
+  ];
+  const found = await source.curves([...new Set([...PANELS.flatMap(named), ...extra])]);
   const marks = told.runs.flatMap(marksOf);
-  const lines = (gauges: string[]): Line[] =>
+  const lines = (gauges: string[], apart = false): Line[] =>
     gauges.flatMap((gauge, place) =>
       (found[gauge] ?? []).map((points, run) => ({
-        name: told.runs.length > 1 ? told.runs[run]!.name : gauge,
+        name: told.runs.length > 1 ? `${told.runs[run]!.name}${place ? ` ${gauge}` : ""}` : gauge,
         points,
-        colour: run,
+        colour: apart && told.runs.length === 1 ? place : run,
         dashed: place > 0,
       })),
     );
@@ -46,9 +53,11 @@ export async function page(): Promise<HTMLElement> {
       "section",
       { class: "charts", "aria-label": "Curves" },
       chart({ title: "Exact match, held out", lines: told.runs.flatMap(exactMatch), marks, ceiling: 1 }),
-      PANELS.map(({ title, gauges, ceiling }) =>
-        chart({ title, lines: lines(gauges), marks, ceiling }),
-      ),
+      PANELS.map((panel) => {
+        const shown = lines(named(panel), !!panel.parts);
+        const told_before = panel.forecast ? told.runs.flatMap((run, n, all) => forecast(run, n, all, shown)) : [];
+        return chart({ title: panel.title, lines: [...shown, ...told_before], marks, ceiling: panel.ceiling });
+      }),
       extra.length ? chart({ title: chosen, lines: lines(extra), marks }) : null,
     ),
     picker(told.gauges),
@@ -103,6 +112,18 @@ function exactMatch(run: source.Run, number: number, all: source.Run[]): Line[] 
     found.push(line("sampled", run.evaluations.map((each) => each.sampled_em), number, true));
   }
   return found;
+}
+
+/** The published forecast as levels over the steps that a run has. */
+function forecast(run: source.Run, number: number, all: source.Run[], shown: Line[]): Line[] {
+  const steps = shown.flatMap(({ points, colour }) => (colour === number ? points.steps : []));
+  if (!run.forecast || !steps.length) return [];
+  const ends = [Math.min(...steps), Math.max(...steps)];
+  const named = all.length > 1 ? `${run.name} ` : "";
+  return run.forecast.map((value, place) => ({
+    name: `${named}forecast ${place ? "in it" : "before"}`,
+    points: { steps: ends, values: [value, value] }, colour: all.length + 2 * number + place, dashed: true,
+  }));
 }
 
 function marksOf(run: source.Run): Mark[] {

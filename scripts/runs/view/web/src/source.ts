@@ -15,7 +15,7 @@ export interface Run {
   name: string; path: string; state: string; damage: string; read: number; size: number;
   records: number; step: number; steps: number; model: string; objective: string;
   environment: string; stopped: string; first: number; last: number;
-  evaluations: Evaluation[]; events: RunEvent[];
+  evaluations: Evaluation[]; events: RunEvent[]; forecast: [number, number] | null;
 }
 export interface Overview { runs: Run[]; gauges: string[]; stops: string[] }
 export interface Points { steps: number[]; values: (number | null)[] }
@@ -53,7 +53,7 @@ export interface Detail {
   sequences: { name: string; prompt: string; turns: Turn[] }[];
 }
 export interface Lane {
-  kind: "actor" | "learner" | "replay"; name: string; others?: number; busy: number;
+  kind: "actor" | "learner" | "replay" | "retrieval" | "apply"; name: string; others?: number; busy: number;
   states: { name: string; mean: number; levels: number[] }[];
 }
 export interface Timeline {
@@ -61,6 +61,7 @@ export interface Timeline {
   lanes: Lane[]; versions: [number, number][];
   marks: { at: number; kind: string; count: number; said: string }[];
 }
+export interface Waits { at: number | null; unseen: number; lines: { who: string; whom: string; what: string }[] }
 export interface Rows { count: number; rows: Row[] }
 export type Asked = Record<string, string>;
 
@@ -101,6 +102,11 @@ export async function timeline(run: number, time: { from: number; to: number } |
   return get<Timeline>("timeline", { run: String(run), ...ends });
 }
 
+/** Who waits for whom now; nothing of a run that has ended, and in a file. */
+export async function waits(run: number): Promise<Waits> {
+  return embedded ? { at: null, unseen: 0, lines: [] } : get<Waits>("waits", { run: String(run) });
+}
+
 export async function rollouts(asked: Asked, begin: number, most: number): Promise<Rows> {
   if (embedded) {
     const rows = matching(embedded.rollouts.rows, asked);
@@ -131,7 +137,10 @@ function queries(row: Row): string[] {
 }
 
 const MOST_BINS = 800; // of a lane that is drawn
-const BUSY = { actor: ["generate", "search"], learner: ["train", "publish"], replay: ["ready"] };
+const BUSY = {
+  actor: ["generate", "search"], learner: ["train", "publish"], replay: ["ready"], retrieval: ["asked"],
+  apply: ["apply", "receive"],
+};
 
 /** The bins of a file that lie between two times. */
 function within(all: Timeline, time: { from: number; to: number }): Timeline {

@@ -6,14 +6,17 @@ import * as source from "./source";
 
 const ASK_MS = 80; // after the last movement
 const LIVE_MS = 1000; // the least between two looks at what is new
+const WAITS_MS = 2000; // between two looks at who waits
 const LEAST_S = 0.05; // from left to right
 const KINDS: [string, string[]][] = [
   ["Actors", ["generate", "search", "between", "untold"]],
   ["Learner", ["train", "publish", "wait"]],
   ["Replay, groups", ["ready", "filling"]],
+  ["Retrieval", ["asked"]],
+  ["Weights, actors", ["apply", "receive"]],
 ];
 const EVENTS: [string, string][] = [
-  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["rollback", "a rollback"], ["drop", "a rollout or a question is lost"],
+  ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["rollback", "a rollback"], ["refit", "weights are sent again"], ["drop", "a rollout or a question is lost"],
   ["group", "a group is dropped"], ["actor", "an actor joins or leaves"], ["stop", "stop"],
 ];
 const MEANS: Record<string, string> = {
@@ -26,6 +29,9 @@ const MEANS: Record<string, string> = {
   wait: "for a batch",
   ready: "train groups that wait for the learner",
   filling: "train groups whose rollouts are under way",
+  asked: "searches under way, of all actors",
+  apply: "pause to take up a version",
+  receive: "receive one and go on writing",
 };
 
 /** The page; `asked`: run, and the time from and to, of its address. */
@@ -41,6 +47,7 @@ class Timeline {
   readonly element: HTMLElement;
   private readonly range = h("span", { class: "soft range" });
   private readonly readout = h("p", { class: "readout", role: "status" }, "Point at a lane, or go through them with the arrow keys.");
+  private readonly waits = h("section", { class: "waits", "aria-label": "Who waits for whom" });
   private readonly lanes: Lanes;
   private found: source.Timeline | null = null;
   private view: View = { from: 0, to: 1 };
@@ -73,6 +80,7 @@ class Timeline {
         this.range),
       this.lanes.element,
       this.readout,
+      this.waits,
       h("div", { class: "legend lane-legend" }, KINDS.flatMap(([title, states]) => [
         h("strong", {}, title),
         ...states.map((state) => h("span", { title: MEANS[state] }, h("span", { class: `swatch l-${state}` }), `${state}: ${MEANS[state]}`)),
@@ -96,7 +104,19 @@ class Timeline {
       this.whole = false;
       this.view = { from, to };
     }
-    await this.ask();
+    await Promise.all([this.ask(), this.wait()]);
+  }
+
+  /** Tells who waits for whom, again and again while the page is shown. */
+  private async wait(): Promise<void> {
+    try {
+      const { at, lines, unseen } = await source.waits(this.run);
+      this.waits.replaceChildren(...(at === null ? [] : waiting(at, lines, unseen)));
+    } catch {
+      this.waits.replaceChildren(); // the server is gone: the head of the page says so
+    }
+    if (source.isFile) return;
+    window.setTimeout(() => { if (this.element.isConnected) void this.wait(); }, WAITS_MS);
   }
 
   private all(): void {
@@ -157,4 +177,14 @@ class Timeline {
     this.note();
     location.hash = `#rollouts?${new URLSearchParams(asked)}`;
   }
+}
+
+function waiting(at: number, lines: source.Waits["lines"], unseen: number): HTMLElement[] {
+  const row = ({ who, whom, what }: source.Waits["lines"][number]): HTMLElement =>
+    h("tr", {}, h("td", {}, who), h("td", { class: whom ? "whom" : "soft" }, whom ? `waits for ${whom}` : "works"), h("td", {}, what));
+  return [
+    h("h2", {}, "Now: who waits for whom ", h("span", { class: "soft" }, clock(at, 1))),
+    h("div", { class: "events" }, h("table", {}, h("tbody", {}, lines.map(row)))),
+    ...(unseen ? [h("p", { class: "none" }, `and ${unseen} more`)] : []),
+  ];
 }
