@@ -88,8 +88,10 @@ def folder_bytes(folder: Path) -> int:
 
 def lines_since(path: Path, offset: int, most: int = 1 << 20) -> tuple[list[bytes], int]:
     """The whole lines of a file from an offset on, of at most so many bytes, and where the next one
-    begins; none where it cannot be read. What is longer is passed over.
+    begins; none where it cannot be read, or is a pipe. What is longer is passed over.
     """
+    if not path.is_file():
+        return [], offset
     try:
         with path.open("rb") as file:
             file.seek(offset)

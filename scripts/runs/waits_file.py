@@ -17,6 +17,7 @@ from replay.protocol import Status
 FILE_NAME = "waits.json"
 EVERY_S = 1.0
 MOST_ACTORS = 256
+MOST_BYTES = 1 << 20  # that are read
 # gauges of an actor
 HELD, ROOM, QUEUED = "actor/rollouts_in_flight", "actor/capacity", "actor/queued_requests"
 SEARCHES, VERSION, PACE = "retrieval/in_flight", "sync/policy_version", "actor/tokens_per_s"
@@ -71,8 +72,12 @@ class WaitsFile:
 
 def read_standing(run_dir: Path) -> Standing | None:
     """The file of a run; None where there is none, or no such one."""
+    path = run_dir / FILE_NAME
+    if not path.is_file():
+        return None
     try:
-        return msgspec.json.decode((run_dir / FILE_NAME).read_bytes(), type=Standing)
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(MOST_BYTES), type=Standing)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 

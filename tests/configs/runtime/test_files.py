@@ -157,3 +157,6 @@ def test_lines_are_read_once_they_are_whole(tmp_path: Path) -> None:
     assert lines_since(path, 5) == ([b"two", b"three"], 15)
     assert lines_since(path, 5, most=6) == ([b"two"], 9)
     assert lines_since(path, 9, most=3) == ([], 12)  # longer than is read at once: passed over
+    path.unlink()
+    os.mkfifo(path)
+    assert lines_since(path, 0) == ([], 0)

@@ -1,5 +1,6 @@
 """The file that says how a run stands: at most once a second, gone at the end, never in the way."""
 
+import os
 import time
 from pathlib import Path
 
@@ -43,4 +44,7 @@ def test_a_folder_that_is_gone_is_nothing_to_stop_for(tmp_path: Path) -> None:
     file.tell(status("one"), {})
     file.remove()
     (tmp_path / FILE_NAME).write_text('{"at_s": "torn')
+    assert read_standing(tmp_path) is None
+    (tmp_path / FILE_NAME).unlink()
+    os.mkfifo(tmp_path / FILE_NAME)
     assert read_standing(tmp_path) is None
