@@ -23,6 +23,7 @@ from scripts.runs.view.lanes import (
     ACTORS,
     APPLY,
     ASKED,
+    BUSY,
     FILLING,
     GENERATE,
     HELD,
@@ -56,13 +57,6 @@ _SHOWN = {
     "retrieval": (ASKED,),
     "apply": (APPLY, RECEIVE),
 }
-_BUSY = {
-    "actor": (GENERATE, SEARCH),
-    "learner": (TRAIN, PUBLISH),
-    "replay": (READY,),
-    "retrieval": (ASKED,),
-    "apply": (APPLY, RECEIVE),
-}
 _NAMED = {"held": "between"}  # what of it is neither of the others
 
 
@@ -87,6 +81,7 @@ def timeline(
         "first": first,
         "last": last,
         "from": begin,
+        "to": end,
         "width": width,
         "bins": levels.shape[1],
         "lanes": _lanes(levels, [clean(name) for name, _ in names], told.lanes),
@@ -170,6 +165,7 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     found = [_lane("actor", actors[n], by_lane[n + ACTORS]) for n in alone]
     if others:
         summed = by_lane[[n + ACTORS for n in others]].sum(axis=0)
+        summed[BUSY] /= len(others)
         found.append(_lane("actor", "", summed) | {"others": len(others)})
     if told.searched:
         found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL]))
@@ -181,7 +177,6 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
 
 
 def _lane(kind: str, name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
-    busy = np.minimum(sum(levels[state] for state in _BUSY[kind]), 1.0)
     by_state = {STATES[state]: levels[state] for state in _SHOWN[kind]}
     if kind == "actor":
         rest = by_state["held"] - by_state["generate"] - by_state["search"]
@@ -189,16 +184,14 @@ def _lane(kind: str, name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
     return {
         "kind": kind,
         "name": name,
-        "busy": round(float(np.mean(busy)), 4),
-        "states": [
-            {
-                "name": _NAMED.get(state, state),
-                "mean": round(float(values.mean()), 4),
-                "levels": np.round(values, 3).tolist(),
-            }
-            for state, values in by_state.items()
-        ],
+        "busy": _state("busy", np.minimum(levels[BUSY], 1.0)),
+        "states": [_state(_NAMED.get(name, name), each) for name, each in by_state.items()],
     }
+
+
+def _state(name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
+    mean = round(float(levels.mean()), 4)
+    return {"name": name, "mean": mean, "levels": np.round(levels, 3).tolist()}
 
 
 def _versions(index: Index, run: int, begin: float, end: float) -> list[tuple[float, int]]:

@@ -27,6 +27,7 @@ from replay.log.records import (
 )
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, TokenSequence
+from scripts.runs.view import lanes
 from scripts.runs.view import timeline as answers
 from scripts.runs.view.bins import STRIDE, WIDTHS
 from scripts.runs.view.index import Index, Wanted
@@ -101,7 +102,69 @@ def test_a_rollout_generates_searches_and_is_between(
         "generate": 5.0, "search": 3.5, "between": 1.5, "untold": 0.0,
     }  # fmt: skip
     assert found["first"] == START and found["last"] == START + 10
-    assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"] == 0.85
+    assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"]["mean"] == 0.85
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["one by one", "by cells"])
+def test_busy_is_the_time_in_which_anyone_works_however_wide_the_bins(
+    index_of: Callable[..., Index],
+    run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    wide: bool,
+) -> None:
+    if wide:
+        monkeypatch.setattr(answers, "MOST_READ", 0)
+    records = list[Record]()
+    for at in range(0, 3200, 40):  # two at once, of which one is told later
+        records += [leased(START, at), leased(START, at + 1)]
+        for number, offset in ((at, 0), (at + 1, 2)):
+            turn = (at + offset, at + offset + 2.0 + number % 2, 0.0)
+            records += delivered(START + 3200, number, turn)
+    records += [GroupDropped(START + 3200, n, "no_signal") for n in (0, 1)]
+    index = index_of(run(*records))
+    for most in (5600, 70):  # bins of 4 seconds and of some minutes
+        found = timeline(index, 0, START, START + 3200, most=most)
+        (lane,) = [each for each in found["lanes"] if each["kind"] == "actor"]
+        length = found["to"] - found["from"]
+        assert length == pytest.approx(found["width"] * found["bins"])
+        assert lane["busy"]["mean"] * length == pytest.approx(80 * 5.0, rel=1e-3)
+        assert sum(lane["busy"]["levels"]) * found["width"] == pytest.approx(400, rel=1e-2)
+
+
+def test_groups_that_are_ready_at_once_are_one_time_of_replay(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    index = index_of(
+        run(
+            *delivered(START + 1, 1, (0, 1, 0)),
+            *delivered(START + 2, 2, (0, 1, 0)),
+            *delivered(START + 3, 3, (0, 1, 0)),
+            *delivered(START + 3, 4, (0, 1, 0)),
+            Sampled(START + 4, 1, 1, (1, 2), (), {}),
+            StepsCommitted(START + 10, 1, 1),  # two are ready still
+        )
+    )
+    (lane,) = [e for e in timeline(index, 0, None, None)["lanes"] if e["kind"] == "replay"]
+    assert lane["busy"]["mean"] == 0.9  # and of the parts 5 + 7 + 7
+    assert means(timeline(index, 0, None, None), "replay")["ready"] == 19.0
+
+
+def test_times_are_taken_once_and_those_far_behind_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, plain = random.Random(5), set[int]()
+    times = lanes._Times()
+    for _ in range(400):
+        begin = drawn.randrange(2000)
+        end = begin + drawn.randrange(9)
+        new = {n for a, b in times.take(begin, end) for n in range(int(a), int(b))}
+        assert new == set(range(begin, end)) - plain
+        plain |= new
+    monkeypatch.setattr(lanes, "_MOST_APART", 4)
+    few = lanes._Times()
+    assert all(few.take(n, n + 1) == [(n, n + 1)] for n in range(0, 20, 2))
+    free = [(n, n + 1) for n in range(11, 19, 2)]
+    assert few.take(0, 30) == [*free, (19, 30)] and few.take(0, 30) == []
 
 
 def test_searches_of_all_actors_lie_on_one_lane(
@@ -113,7 +176,7 @@ def test_searches_of_all_actors_lie_on_one_lane(
     found = timeline(index_of(run(*records)), 0, None, None)
     assert means(found, "retrieval") == {"asked": 4.0 + 2.0 + 7.0 + 7.0}  # two a turn, cut
     (lane,) = [each for each in found["lanes"] if each["kind"] == "retrieval"]
-    assert lane["busy"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
+    assert lane["busy"]["mean"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
     one = run(leased(START, 1), *delivered(START + 9, 1, (0, 1, 0)))
     without = timeline(index_of(one), 0, None, None)
     assert [each["kind"] for each in without["lanes"]] == ["actor", "learner", "replay"]
