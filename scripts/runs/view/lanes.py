@@ -153,15 +153,19 @@ class Lanes:
             group.delivered, group.last = group.delivered + 1, now
         return begun
 
-    def report(self, now: float, gauges: Mapping[str, float]) -> bool:
-        """Take the gauges of a step; return whether its version was published."""
+    def report(self, now: float, step: int, gauges: Mapping[str, float]) -> bool:
+        """Take the gauges of a step; return whether its version was published: they tell the newest
+        that was, or at least for how long, until there is another.
+        """
 
         def seconds(name: str) -> float:
             value = gauges.get(name, 0.0)
             return value if isfinite(value) and value > 0 else 0.0
 
         told = gauges.get("sync/publish_s")
-        published = told is not None and told != self._publish_s  # it stands until the next one
+        published = told is not None and told != self._publish_s
+        if "sync/published" in gauges:
+            published = gauges["sync/published"] == step
         self._publish_s = told
         ends = [now]
         lasted = (

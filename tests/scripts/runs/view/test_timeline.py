@@ -14,6 +14,7 @@ import pytest
 from learner.metrics.applications import FILE_NAME as FILE
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import (
+    CaughtUp,
     GroupDropped,
     LearnerResumed,
     Leased,
@@ -234,6 +235,33 @@ def test_the_learner_trains_publishes_and_waits(
     assert found["versions"] == [(START + 1, 0), (START + 10, 1), (START + 23, 4)]
     later = timeline(index, 0, START + 12, START + 16)
     assert later["versions"] == [(START + 10, 1)]  # that of its begin
+
+
+def test_a_version_that_was_not_published_is_not_told(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    def gauges(version: int) -> dict[str, float]:
+        return {"sync/published": float(version), "sync/publish_s": 1.0 + version}
+
+    index = index_of(
+        run(
+            LearnerResumed(START + 1, 1, 0),  # it has put out version 0
+            Reported(START + 10, 1, 1, gauges(0)),
+            Reported(START + 20, 1, 2, gauges(2)),
+            LearnerResumed(START + 30, 2, 0),
+            Reported(START + 40, 2, 1, {}),
+            Reported(START + 50, 2, 2, {}),  # trained again
+            CaughtUp(START + 51, 2, 2),
+            Reported(START + 60, 2, 3, gauges(2)),
+            Reported(START + 70, 2, 4, gauges(4)),
+        )
+    )
+    found = timeline(index, 0, None, None)
+    assert found["versions"] == [
+        (START + 1, 0), (START + 20, 2), (START + 51, 2), (START + 70, 4),
+    ]  # fmt: skip
+    assert means(found, "learner")["publish"] == 3.0 + 5.0
+    assert index.runs[0].course.published == (4, START + 70)
 
 
 def test_groups_fill_and_wait_for_the_learner(
