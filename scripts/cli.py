@@ -70,7 +70,9 @@ COMMANDS = {
     "gateway": Command("ask.gateway:gateway", "Serve a model to programs, at a URL like OpenAI's."),
     "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
-    "view": Command("runs.view.view:view", "Look at runs in a browser: curves, rollouts, time."),
+    "view": Command(
+        "runs.view.view:view", "Look at runs in a browser: curves, rollouts, health, timeline."
+    ),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
     "compact": Command("runs.compact:compact", "Make a stopped run's log smaller."),

@@ -49,7 +49,7 @@ CREATE TABLE gauges (run INTEGER, name TEXT, step INTEGER, value REAL,
 CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
     PRIMARY KEY (run, step));
 CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
-CREATE INDEX by_hour ON events (run, at);
+CREATE INDEX events_by_time ON events (run, at);
 CREATE INDEX by_place ON events (run, number) WHERE kind != 'group';
 """
 SHOWN = (

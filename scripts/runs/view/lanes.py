@@ -3,7 +3,7 @@ tell, and when weights were taken up, as a file beside them tells.
 
 A lease is held from `Leased` to its delivery; in it the stamps of its turns say when the policy
 wrote, and the seconds of its searches for how long it waited for them. A lease that ended without a
-trajectory, or whose tokens were compacted away, is `untold`. The learner's spans end where it
+trajectory, or whose tokens were compacted away, is `unknown`. The learner's spans end where it
 reports a step, and last as long as its gauges say. Stamps of other machines' clocks are cut to the
 lease that they lie in.
 """
@@ -21,11 +21,11 @@ from replay.codec import WireTrajectory
 from replay.log import records as facts
 
 STATES = (
-    "held", "generate", "search", "untold", "train", "publish", "wait", "filling", "ready",
+    "held", "generate", "search", "unknown", "train", "publish", "wait", "filling", "ready",
     "asked", "receive", "apply", "busy",
 )  # fmt: skip
 (
-    HELD, GENERATE, SEARCH, UNTOLD, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
+    HELD, GENERATE, SEARCH, UNKNOWN, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
     BUSY,
 ) = range(len(STATES))  # fmt: skip
 LEARNER, REPLAY, RETRIEVAL, WEIGHTS = range(4)  # lanes
@@ -117,7 +117,7 @@ class Lanes:
             case facts.Leased():
                 self._lease(record)
             case facts.LeaseReturned() | facts.Superseded():
-                self._untold(record, record.now)
+                self._unknown(record, record.now)
             case facts.GroupOpened(kind="train"):
                 self._groups[record.group_id] = _Group(record.now)
             case facts.Sampled():
@@ -131,7 +131,7 @@ class Lanes:
             case facts.RunResumed():  # all that was under way ended with the processes before
                 for actor, group_id, sibling in list(self._leases):
                     lease = facts.LeaseFact(self._last, actor, group_id, sibling)
-                    self._untold(lease, self._last)
+                    self._unknown(lease, self._last)
         self._last = max(self._last, record.now)
 
     def deliver(self, record: facts.Delivered, wire: WireTrajectory | None) -> float:
@@ -142,7 +142,7 @@ class Lanes:
         lasted = wire.timings.get("total_s", 0.0) if wire else 0.0
         begun = min(known if known is not None else now - max(lasted, 0.0), now)
         lane = self._lane(record.actor_id)
-        parts: list[Part] = [(UNTOLD, begun, now)]
+        parts: list[Part] = [(UNKNOWN, begun, now)]
         searches = list[Part]()
         if wire:
             parts = [(HELD, begun, now), *_written(wire, begun, now)]
@@ -194,7 +194,7 @@ class Lanes:
         """The leases and groups that have not ended, up to the last record."""
         until = self._last
         leases = [
-            Span(self.actors[actor], begun, until, ((UNTOLD, begun, until),))
+            Span(self.actors[actor], begun, until, ((UNKNOWN, begun, until),))
             for (actor, _, _), begun in self._leases.items()
             if begun < until
         ]
@@ -217,11 +217,11 @@ class Lanes:
         for sibling in record.siblings:
             self._leases[record.actor_id, record.group_id, sibling] = record.now
 
-    def _untold(self, lease: facts.LeaseFact, until: float) -> None:
+    def _unknown(self, lease: facts.LeaseFact, until: float) -> None:
         begun = self._leases.pop((lease.actor_id, lease.group_id, lease.sibling), None)
         if begun is not None:
             lane, until = self._lane(lease.actor_id), max(begun, until)
-            self._end(Span(lane, begun, until, ((UNTOLD, begun, until),)))
+            self._end(Span(lane, begun, until, ((UNKNOWN, begun, until),)))
 
     def _ready(self, group: _Group) -> bool:
         return group.delivered >= self._size > 0

@@ -1,4 +1,4 @@
-"""The time line: lanes of what records tell, and bins that say what a plain count says."""
+"""The timeline: lanes of what records tell, and bins that say what a plain count says."""
 
 import json
 import random
@@ -34,7 +34,7 @@ from scripts.runs.view.bins import STRIDE, WIDTHS
 from scripts.runs.view.index import Index, Wanted
 from scripts.runs.view.lanes import ACTORS, STATES, Span
 from scripts.runs.view.spans import keep
-from scripts.runs.view.timeline import MOST_SPANS, timeline
+from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import delivery
@@ -93,14 +93,14 @@ def means(found: dict[str, Any], kind: str) -> dict[str, float]:
     return {each["name"]: round(each["mean"] * length, 2) for each in lane["states"]}
 
 
-def test_a_rollout_generates_searches_and_is_between(
+def test_a_rollout_generates_searches_and_does_other_things(
     index_of: Callable[..., Index], run: Callable[..., Path]
 ) -> None:
     turns = ((1.0, 3.0, 0.5), (4.0, 6.0, 9.0), (7.0, 8.0, 5.0))  # the later searches are cut
     index = index_of(run(leased(START, 1), *delivered(START + 10, 1, *turns)))
     found = timeline(index, 0, None, None)
     assert means(found, "actor") == {
-        "generate": 5.0, "search": 3.5, "between": 1.5, "untold": 0.0,
+        "generate": 5.0, "search": 3.5, "other": 1.5, "unknown": 0.0,
     }  # fmt: skip
     assert found["first"] == START and found["last"] == START + 10
     assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"]["mean"] == 0.85
@@ -214,7 +214,7 @@ def test_leases_that_tell_nothing_are_told_apart(
             StepsCommitted(START + 105, 1, 1),  # and the last one is held still
         )
     )
-    assert means(timeline(index, 0, None, None), "actor")["untold"] == 2.0 + 2.0 + 1.0 + 4.0
+    assert means(timeline(index, 0, None, None), "actor")["unknown"] == 2.0 + 2.0 + 1.0 + 4.0
 
 
 def test_the_learner_trains_publishes_and_waits(
@@ -360,7 +360,7 @@ def test_an_answer_is_bounded_however_many_actors_there_are(filled: Index) -> No
         found = timeline(filled, 0, None, None)
     finally:
         told.lanes.actors = before
-    assert len(found["lanes"]) * found["bins"] <= MOST_SPANS
+    assert len(found["lanes"]) * found["bins"] <= MOST_BINS_IN_ALL
     whole = timeline(filled, 0, None, None)
     assert len(whole["lanes"]) == 5 and whole["bins"] == 800
 
