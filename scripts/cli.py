@@ -98,9 +98,7 @@ COMMANDS = {
     "bench engine": Command(
         "bench.engine.bench:bench", "Rollouts a second, by the order of an engine's queue."
     ),
-    "bench overlap": Command(
-        "bench.overlap.bench:bench", "Tokens a second that are kept while searches wait."
-    ),
+    "bench overlap": Command("bench.overlap.bench:bench", "Tokens a second, while searches wait."),
     "bench end-to-end": Command(
         "bench.end_to_end.bench:bench", "Tokens a second and exact match, by training schedule."
     ),
