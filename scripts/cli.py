@@ -70,7 +70,9 @@ COMMANDS = {
     "gateway": Command("ask.gateway:gateway", "Serve a model to programs, at a URL like OpenAI's."),
     "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
-    "view": Command("runs.view.view:view", "Look at runs in a browser: curves, rollouts, time."),
+    "view": Command(
+        "runs.view.view:view", "Look at runs in a browser: curves, rollouts, health, timeline."
+    ),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),
     "compact": Command("runs.compact:compact", "Make a stopped run's log smaller."),
@@ -96,9 +98,7 @@ COMMANDS = {
     "bench engine": Command(
         "bench.engine.bench:bench", "Rollouts a second, by the order of an engine's queue."
     ),
-    "bench overlap": Command(
-        "bench.overlap.bench:bench", "Tokens a second that are kept while searches wait."
-    ),
+    "bench overlap": Command("bench.overlap.bench:bench", "Tokens a second, while searches wait."),
     "bench end-to-end": Command(
         "bench.end_to_end.bench:bench", "Tokens a second and exact match, by training schedule."
     ),

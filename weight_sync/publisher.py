@@ -112,7 +112,8 @@ class Publisher:
         begun = time.perf_counter()
         self._staging.put(version, named_tensors, probe_tokens, probe_logprobs)
         self._published = version
-        self._gauges["sync/publish_s"] = time.perf_counter() - begun
+        seconds = time.perf_counter() - begun
+        self._gauges |= {"sync/published": float(version), "sync/publish_s": seconds}
         self._channel.ring()
 
     def wait_applied(self, version: int, deadline_s: float) -> None:

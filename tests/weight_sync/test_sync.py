@@ -190,6 +190,7 @@ async def test_the_latest_version_wins(fleet) -> None:
         await wait_applied(publisher, 5)
         gauges = publisher.gauges()
     assert gauges["sync/updates"] == 2 and gauges["sync/overtaken"] == 4
+    assert gauges["sync/published"] == 5
 
 
 async def test_versions_go_forwards(fleet) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.runs.view.lanes import ASKED, RETRIEVAL, STATES, Span
+from scripts.runs.view.lanes import RETRIEVAL, STATES, Span
 
 FACTOR = 4
 WIDTHS = tuple(
@@ -42,11 +42,10 @@ class Parts(NamedTuple):
     @classmethod
     def of(cls, spans: Iterable[Span]) -> "Parts":
         """Return the parts of spans."""
-        asked = RETRIEVAL * STRIDE + ASKED
         found = list[tuple[int, float, float]]()
         for each in spans:
             found += [(each.lane * STRIDE + state, a, b) for state, a, b in each.parts]
-            found += [(asked, a, b) for a, b in each.searches]
+            found += [(RETRIEVAL * STRIDE + state, a, b) for state, a, b in each.searches]
         table = np.array(found, np.float64).reshape(-1, 3)
         return cls(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
 

@@ -61,7 +61,11 @@ class Course:
         match record:
             case facts.LearnerResumed():
                 self.completed = self.batch = record.step
-                self.since, self.published = now, (record.step, now)
+                self.since = now
+                if self.published[0] < 0:  # the first; one that goes on serves once it caught up
+                    self.published = record.step, now
+            case facts.CaughtUp():
+                self.published = record.step, now
             case facts.Resampled():
                 self.batch, self.since = record.step, now
             case facts.GroupDropped():

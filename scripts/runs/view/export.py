@@ -8,9 +8,11 @@ from replay.protocol import ReplayError
 from scripts.runs.view import answers
 from scripts.runs.view.index import Index, Wanted
 from scripts.runs.view.server import BUILT, MOST_ROWS
-from scripts.runs.view.timeline import MOST_SPANS, timeline
+from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
 
-_SPANS = 4 * MOST_SPANS  # of a time line: it can be looked at closer without a server
+_MOST_BINS_IN_ALL = (
+    4 * MOST_BINS_IN_ALL
+)  # of a timeline: it can be looked at closer without a server
 _SCRIPT = '<script type="module" crossorigin src="./app.js"></script>'
 _STYLE = '<link rel="stylesheet" crossorigin href="./app.css">'
 _POLICY = (
@@ -58,7 +60,8 @@ def _shown(index: Index, most: int) -> dict[str, Any]:
         "curves": answers.curves(index, overview["gauges"]),
         "health": answers.health(index),
         "timelines": [
-            timeline(index, run, None, None, most=_SPANS) for run in range(len(index.runs))
+            timeline(index, run, None, None, most=_MOST_BINS_IN_ALL)
+            for run in range(len(index.runs))
         ],
         "rollouts": {"count": count, "rows": rows},
         "details": details,

@@ -49,7 +49,7 @@ CREATE TABLE gauges (run INTEGER, name TEXT, step INTEGER, value REAL,
 CREATE TABLE evaluations (run INTEGER, step INTEGER, at REAL, result TEXT,
     PRIMARY KEY (run, step));
 CREATE TABLE events (run INTEGER, number INTEGER, at REAL, step INTEGER, kind TEXT, said TEXT);
-CREATE INDEX by_hour ON events (run, at);
+CREATE INDEX events_by_time ON events (run, at);
 CREATE INDEX by_place ON events (run, number) WHERE kind != 'group';
 """
 SHOWN = (
@@ -285,7 +285,7 @@ class Index:
 
     def _report(self, run: int, told: Told, placed: Placed, record: facts.Reported) -> None:
         self._gauges(run, record.step, record.gauges)
-        published = told.lanes.report(record.now, record.gauges)
+        published = told.lanes.report(record.now, record.step, record.gauges)
         told.course.report(record, published)
         self._step(run, placed, record.step, published)
         refits = record.gauges.get("sync/refits", 0.0)
@@ -334,6 +334,9 @@ class Index:
                 told.left.clear()
             case facts.LearnerResumed():
                 told.refits = 0.0
+                served = told.course.published == (record.step, record.now)
+                self._step(run, placed, record.step, served)
+            case facts.CaughtUp():
                 self._step(run, placed, record.step, True)
             case facts.ActorLeft():
                 told.left.add(record.actor_id)

@@ -3,29 +3,36 @@ tell, and when weights were taken up, as a file beside them tells.
 
 A lease is held from `Leased` to its delivery; in it the stamps of its turns say when the policy
 wrote, and the seconds of its searches for how long it waited for them. A lease that ended without a
-trajectory, or whose tokens were compacted away, is `untold`. The learner's spans end where it
+trajectory, or whose tokens were compacted away, is `unknown`. The learner's spans end where it
 reports a step, and last as long as its gauges say. Stamps of other machines' clocks are cut to the
 lease that they lie in.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from math import inf, isfinite
 
 from learner.metrics.applications import Application
 from replay.codec import WireTrajectory
 from replay.log import records as facts
 
 STATES = (
-    "held", "generate", "search", "untold", "train", "publish", "wait", "filling", "ready",
-    "asked", "receive", "apply",
+    "held", "generate", "search", "unknown", "train", "publish", "wait", "filling", "ready",
+    "asked", "receive", "apply", "busy",
 )  # fmt: skip
 (
-    HELD, GENERATE, SEARCH, UNTOLD, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
+    HELD, GENERATE, SEARCH, UNKNOWN, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
+    BUSY,
 ) = range(len(STATES))  # fmt: skip
 LEARNER, REPLAY, RETRIEVAL, WEIGHTS = range(4)  # lanes
 ACTORS = WEIGHTS + 1  # the first actor's
 LATEST = 1e11  # seconds since the epoch: no record is of a later time
+WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY})
+_MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
 
 Part = tuple[int, float, float]  # a state, its begin and its end
 
@@ -33,14 +40,15 @@ Part = tuple[int, float, float]  # a state, its begin and its end
 @dataclass(frozen=True)
 class Span:
     """A lease, a step, a group or weights on their lane, and their parts; `searches`: those of a
-    rollout, which lie on retrieval's lane.
+    rollout, which lie on retrieval's lane. `BUSY` is of a lane's time, once: of spans that lie over
+    each other one has it.
     """
 
     lane: int
     begun: float
     ended: float
     parts: tuple[Part, ...]
-    searches: tuple[tuple[float, float], ...] = ()
+    searches: tuple[Part, ...] = ()
 
 
 @dataclass
@@ -58,6 +66,37 @@ class _Group:
         return Span(REPLAY, self.opened, until, tuple(parts))
 
 
+class _Times:
+    """Times in order, none over another: those that are far behind are forgotten, and count as
+    taken with all that lies before.
+    """
+
+    def __init__(self) -> None:
+        self._begins, self._ends = array("d"), array("d")
+        self._floor = -inf
+
+    def take(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """Take a time; return what of it was free."""
+        begin = max(begin, self._floor)
+        if begin >= end:
+            return []
+        begins, ends = self._begins, self._ends
+        first, last = bisect_left(ends, begin), bisect_right(begins, end)  # those that it touches
+        edges = [begin]
+        for one, other in zip(begins[first:last], ends[first:last], strict=True):
+            edges += [one, other]
+        edges.append(end)
+        free = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
+        if first < last:
+            begin, end = min(begin, begins[first]), max(end, ends[last - 1])
+        begins[first:last], ends[first:last] = array("d", [begin]), array("d", [end])
+        if len(begins) > _MOST_APART:
+            half = _MOST_APART // 2
+            self._floor = ends[half - 1]
+            del begins[:half], ends[:half]
+        return free
+
+
 class Lanes:
     """Folds the records of one run; `found` has the spans that ended, until they are taken."""
 
@@ -67,6 +106,7 @@ class Lanes:
         self._leases: dict[tuple[str, int, int], float] = {}
         self._groups: dict[int, _Group] = {}
         self._size = 0  # siblings of a group, once one was trained
+        self._busy: dict[int, _Times] = defaultdict(_Times)
         self._reported = self._last = 0.0
         self._publish_s: float | None = None
         self.searched = self.applied = False  # ever
@@ -77,7 +117,7 @@ class Lanes:
             case facts.Leased():
                 self._lease(record)
             case facts.LeaseReturned() | facts.Superseded():
-                self._untold(record, record.now)
+                self._unknown(record, record.now)
             case facts.GroupOpened(kind="train"):
                 self._groups[record.group_id] = _Group(record.now)
             case facts.Sampled():
@@ -85,13 +125,13 @@ class Lanes:
                     self._trained(group_id, record.now)
             case facts.GroupDropped():
                 if group := self._groups.pop(record.group_id, None):
-                    self.found.append(group.span(record.now, self._ready(group)))
+                    self._end(group.span(record.now, self._ready(group)))
             case facts.LearnerResumed():
                 self._reported, self._publish_s = record.now, None
             case facts.RunResumed():  # all that was under way ended with the processes before
                 for actor, group_id, sibling in list(self._leases):
                     lease = facts.LeaseFact(self._last, actor, group_id, sibling)
-                    self._untold(lease, self._last)
+                    self._unknown(lease, self._last)
         self._last = max(self._last, record.now)
 
     def deliver(self, record: facts.Delivered, wire: WireTrajectory | None) -> float:
@@ -102,26 +142,30 @@ class Lanes:
         lasted = wire.timings.get("total_s", 0.0) if wire else 0.0
         begun = min(known if known is not None else now - max(lasted, 0.0), now)
         lane = self._lane(record.actor_id)
-        parts: list[Part] = [(UNTOLD, begun, now)]
-        searches = list[tuple[float, float]]()
+        parts: list[Part] = [(UNKNOWN, begun, now)]
+        searches = list[Part]()
         if wire:
             parts = [(HELD, begun, now), *_written(wire, begun, now)]
             searches = list(_searched(wire, begun, now))
         self.searched = self.searched or bool(searches)
-        self.found.append(Span(lane, begun, now, tuple(parts), tuple(searches)))
+        self._end(Span(lane, begun, now, tuple(parts), tuple(searches)))
         if group := self._groups.get(record.group_id):
             group.delivered, group.last = group.delivered + 1, now
         return begun
 
-    def report(self, now: float, gauges: Mapping[str, float]) -> bool:
-        """Take the gauges of a step; return whether its version was published."""
+    def report(self, now: float, step: int, gauges: Mapping[str, float]) -> bool:
+        """Take the gauges of a step; return whether its version was published: they tell the newest
+        that was, or at least for how long, until there is another.
+        """
 
         def seconds(name: str) -> float:
             value = gauges.get(name, 0.0)
             return value if isfinite(value) and value > 0 else 0.0
 
         told = gauges.get("sync/publish_s")
-        published = told is not None and told != self._publish_s  # it stands until the next one
+        published = told is not None and told != self._publish_s
+        if "sync/published" in gauges:
+            published = gauges["sync/published"] == step
         self._publish_s = told
         ends = [now]
         lasted = (
@@ -133,7 +177,7 @@ class Lanes:
         for state, each in lasted:
             ends.append(max(ends[-1] - each, min(self._reported, now)))
             parts.append((state, ends[-1], ends[-2]))
-        self.found.append(Span(LEARNER, ends[-1], now, tuple(parts)))
+        self._end(Span(LEARNER, ends[-1], now, tuple(parts)))
         self._reported = now
         return published
 
@@ -143,19 +187,27 @@ class Lanes:
             paused = each.at_s - each.pause_s
             begun = paused - each.receive_s
             parts = ((RECEIVE, begun, paused), (APPLY, paused, each.at_s))
-            self.found.append(Span(WEIGHTS, begun, each.at_s, parts))
+            self._end(Span(WEIGHTS, begun, each.at_s, parts))
         self.applied = self.applied or bool(news)
 
     def under_way(self) -> list[Span]:
         """The leases and groups that have not ended, up to the last record."""
         until = self._last
         leases = [
-            Span(self.actors[actor], begun, until, ((UNTOLD, begun, until),))
+            Span(self.actors[actor], begun, until, ((UNKNOWN, begun, until),))
             for (actor, _, _), begun in self._leases.items()
             if begun < until
         ]
-        groups = [each.span(until, self._ready(each)) for each in self._groups.values()]
+        busy = deepcopy(self._busy[REPLAY])
+        groups = [
+            _busy(each.span(until, self._ready(each)), busy) for each in self._groups.values()
+        ]
         return leases + groups
+
+    def _end(self, span: Span) -> None:
+        """Have a span ended."""
+        searches = (*span.searches, *_free(span.searches, self._busy[RETRIEVAL]))
+        self.found.append(_busy(replace(span, searches=searches), self._busy[span.lane]))
 
     def _lane(self, actor: str) -> int:
         return self.actors.setdefault(actor, ACTORS + len(self.actors))
@@ -165,11 +217,11 @@ class Lanes:
         for sibling in record.siblings:
             self._leases[record.actor_id, record.group_id, sibling] = record.now
 
-    def _untold(self, lease: facts.LeaseFact, until: float) -> None:
+    def _unknown(self, lease: facts.LeaseFact, until: float) -> None:
         begun = self._leases.pop((lease.actor_id, lease.group_id, lease.sibling), None)
         if begun is not None:
             lane, until = self._lane(lease.actor_id), max(begun, until)
-            self.found.append(Span(lane, begun, until, ((UNTOLD, begun, until),)))
+            self._end(Span(lane, begun, until, ((UNKNOWN, begun, until),)))
 
     def _ready(self, group: _Group) -> bool:
         return group.delivered >= self._size > 0
@@ -177,7 +229,18 @@ class Lanes:
     def _trained(self, group_id: int, now: float) -> None:
         if group := self._groups.pop(group_id, None):
             self._size = max(self._size, group.delivered)
-            self.found.append(group.span(now, group.delivered > 0))
+            self._end(group.span(now, group.delivered > 0))
+
+
+def _free(parts: Iterable[Part], busy: _Times) -> list[Part]:
+    """The time of these parts in which nothing was done yet."""
+    work = [part for part in parts if part[0] in WORK]
+    return [(BUSY, *free) for _, begin, end in work for free in busy.take(begin, end)]
+
+
+def _busy(span: Span, busy: _Times) -> Span:
+    """A span that has its lane's time in which nothing was done yet."""
+    return replace(span, parts=(*span.parts, *_free(span.parts, busy)))
 
 
 def _written(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]:
@@ -200,13 +263,13 @@ def _written(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]
             yield SEARCH, first, last
 
 
-def _searched(wire: WireTrajectory, begun: float, ended: float) -> Iterator[tuple[float, float]]:
+def _searched(wire: WireTrajectory, begun: float, ended: float) -> Iterator[Part]:
     """When each of a rollout's searches was under way."""
     for turn in wire.turns:
         for search in turn.searches:
             first, last = max(turn.ended_at, begun), min(turn.ended_at + search.seconds, ended)
             if first < last:
-                yield first, last
+                yield ASKED, first, last
 
 
 def _joined(

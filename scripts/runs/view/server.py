@@ -29,6 +29,7 @@ from scripts.runs.view.timeline import timeline
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
+MOST = 10**15  # of a number that is asked for: larger ones the index does not take
 EVERY_S = 1.0  # between two looks at the logs
 _BEAT_S = 15.0  # the least often a live page is written to, so that one that left is noticed
 _TYPES = {"index.html": "text/html", "app.js": "text/javascript", "app.css": "text/css"}
@@ -106,12 +107,12 @@ def application(index: Index, following: Following, key: str) -> Starlette:
         "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
         "health": lambda _: answers.health(index),
         "timeline": lambda given: timeline(
-            index, int(given.get("run") or 0), *_span(given, "time", float)
+            index, _whole(given, "run", 0), *_span(given, "time", float)
         ),
-        "waits": lambda given: answers.waiting(index, int(given.get("run") or 0)),
+        "waits": lambda given: answers.waiting(index, _whole(given, "run", 0)),
         "rollouts": lambda given: rollouts(index, given),
         "rollout": lambda given: answers.rollout(
-            index, int(given.get("run", 0)), int(given.get("number", 0))
+            index, _whole(given, "run", 0), _whole(given, "number", 0)
         ),
     }
     routes = [Route(f"/api/{name}", answering(answer)) for name, answer in asked.items()]
@@ -129,22 +130,42 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         return -most if first is None else first, most if last is None else last
 
     wanted = Wanted(
-        run=int(given.get("run") or -1),
+        run=_whole(given, "run", -1),
         kind=given.get("kind", ""),
         stop=given.get("stop", ""),
         text=given.get("text", "")[:200],
         question=given.get("question", ""),
-        group=int(given.get("group") or -1),
-        steps=span("step", lambda text: int(float(text))),
+        group=_whole(given, "group", -1),
+        steps=span("step", _step),
         reward=span("reward", float),
         actor=given.get("actor", ""),
         times=span("time", float, LATEST),
         sort=given.get("sort", "number"),
         descending=given.get("descending", "1") == "1",
     )
-    most = min(MOST_ROWS, max(0, int(given.get("most") or 100)))
-    count, rows = index.rollouts(wanted, max(0, int(given.get("begin") or 0)), most)
+    most = min(MOST_ROWS, max(0, _whole(given, "most", 100)))
+    count, rows = index.rollouts(wanted, max(0, _whole(given, "begin", 0)), most)
     return {"count": count, "rows": rows}
+
+
+def _whole(given: Mapping[str, str], name: str, default: int) -> int:
+    """The whole number that is asked for. Raises ValueError."""
+    text = given.get(name, "")
+    try:
+        found = int(text) if text else default
+    except ValueError:
+        found = MOST + 1
+    if abs(found) > MOST:
+        raise ValueError(f"{name} = {text[:40]!r}: give a whole number of at most {MOST}")
+    return found
+
+
+def _step(text: str) -> int:
+    """A step. Raises ValueError."""
+    found = float(text)
+    if not abs(found) <= MOST:
+        raise ValueError(f"step = {text[:40]!r}: give a number of at most {MOST}")
+    return int(found)
 
 
 def _span(given: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> tuple[Any, Any]:

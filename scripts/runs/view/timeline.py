@@ -23,6 +23,7 @@ from scripts.runs.view.lanes import (
     ACTORS,
     APPLY,
     ASKED,
+    BUSY,
     FILLING,
     GENERATE,
     HELD,
@@ -35,7 +36,7 @@ from scripts.runs.view.lanes import (
     SEARCH,
     STATES,
     TRAIN,
-    UNTOLD,
+    UNKNOWN,
     WAIT,
     WEIGHTS,
     Lanes,
@@ -43,31 +44,23 @@ from scripts.runs.view.lanes import (
 from scripts.runs.view.spans import unpacked
 from scripts.terminal import clean
 
-MOST_SPANS = 5600  # bins of all lanes of one answer
+MOST_BINS_IN_ALL = 5600  # bins of all lanes of one answer
 MOST_BINS = 800  # of a lane
 MOST_LANES = 32
 MOST_READ = 20_000  # spans that are read one by one; more are told by cells
 MOST_MARKS = 500  # and versions
 LEAST_S = 0.01  # of a span of time
 _SHOWN = {
-    "actor": (GENERATE, SEARCH, HELD, UNTOLD),
+    "actor": (GENERATE, SEARCH, HELD, UNKNOWN),
     "learner": (TRAIN, PUBLISH, WAIT),
     "replay": (READY, FILLING),
     "retrieval": (ASKED,),
     "apply": (APPLY, RECEIVE),
 }
-_BUSY = {
-    "actor": (GENERATE, SEARCH),
-    "learner": (TRAIN, PUBLISH),
-    "replay": (READY,),
-    "retrieval": (ASKED,),
-    "apply": (APPLY, RECEIVE),
-}
-_NAMED = {"held": "between"}  # what of it is neither of the others
 
 
 def timeline(
-    index: Index, run: int, begin: float | None, end: float | None, most: int = MOST_SPANS
+    index: Index, run: int, begin: float | None, end: float | None, most: int = MOST_BINS_IN_ALL
 ) -> dict[str, Any]:
     """A run's lanes between two times, by default all. Raises ConfigError."""
     if not 0 <= run < len(index.runs):
@@ -79,7 +72,7 @@ def timeline(
     names = sorted(told.lanes.actors.items(), key=lambda each: each[1])
     others = 2 + told.lanes.searched + told.lanes.applied
     shown = min(len(names) + others, MOST_LANES)
-    bins = max(1, min(MOST_BINS * most // MOST_SPANS, most // shown))
+    bins = max(1, min(MOST_BINS * most // MOST_BINS_IN_ALL, most // shown))
     begin, width, levels = _levels(index, run, begin, end, bins, len(names) + ACTORS)
     end = begin + width * levels.shape[1]
     return {
@@ -87,6 +80,7 @@ def timeline(
         "first": first,
         "last": last,
         "from": begin,
+        "to": end,
         "width": width,
         "bins": levels.shape[1],
         "lanes": _lanes(levels, [clean(name) for name, _ in names], told.lanes),
@@ -160,7 +154,7 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     """
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
     there = [
-        n for n in range(len(actors)) if by_lane[n + ACTORS, [HELD, UNTOLD]].max(initial=0) > 0
+        n for n in range(len(actors)) if by_lane[n + ACTORS, [HELD, UNKNOWN]].max(initial=0) > 0
     ]
     there.sort(key=lambda n: actors[n])
     alone, others = there, list[int]()
@@ -170,6 +164,7 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     found = [_lane("actor", actors[n], by_lane[n + ACTORS]) for n in alone]
     if others:
         summed = by_lane[[n + ACTORS for n in others]].sum(axis=0)
+        summed[BUSY] /= len(others)
         found.append(_lane("actor", "", summed) | {"others": len(others)})
     if told.searched:
         found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL]))
@@ -181,24 +176,21 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
 
 
 def _lane(kind: str, name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
-    busy = np.minimum(sum(levels[state] for state in _BUSY[kind]), 1.0)
     by_state = {STATES[state]: levels[state] for state in _SHOWN[kind]}
     if kind == "actor":
-        rest = by_state["held"] - by_state["generate"] - by_state["search"]
-        by_state["held"] = np.maximum(rest, 0.0)
+        other = by_state.pop("held") - by_state["generate"] - by_state["search"]
+        by_state |= {"other": np.maximum(other, 0.0), "unknown": by_state.pop("unknown")}
     return {
         "kind": kind,
         "name": name,
-        "busy": round(float(np.mean(busy)), 4),
-        "states": [
-            {
-                "name": _NAMED.get(state, state),
-                "mean": round(float(values.mean()), 4),
-                "levels": np.round(values, 3).tolist(),
-            }
-            for state, values in by_state.items()
-        ],
+        "busy": _state("busy", np.minimum(levels[BUSY], 1.0)),
+        "states": [_state(name, each) for name, each in by_state.items()],
     }
+
+
+def _state(name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
+    mean = round(float(levels.mean()), 4)
+    return {"name": name, "mean": mean, "levels": np.round(levels, 3).tolist()}
 
 
 def _versions(index: Index, run: int, begin: float, end: float) -> list[tuple[float, int]]:

@@ -1,4 +1,4 @@
-"""A run's pages: overview, rollouts, health, time line; from a server on the loopback, or in one
+"""A run's pages: overview, rollouts, health, timeline; from a server on the loopback, or in one
 file.
 """
 
@@ -52,10 +52,12 @@ def view(options: ViewOptions) -> int:
     for run in runs:
         _require(run)
     if options.export:
+        _require_folder("--export", options.export)
         most = _NEWEST if options.rollouts is None else options.rollouts
         _export(runs, options.export, most)
         return Exit.DONE
     if options.check:
+        _require_folder("--json", options.json)
         return _check(runs, options.json)
     with listener(options.port) as found, _index(runs) as index:
         following, key = Following(index), secrets.token_urlsafe(_KEY_BYTES)
@@ -87,6 +89,12 @@ def _refuse(options: ViewOptions) -> None:
         )
 
 
+def _require_folder(name: str, file: Path | None) -> None:
+    """Raise ConfigError where there is no folder to write a file in."""
+    if file and not file.resolve().parent.is_dir():
+        raise ConfigError(f"{name} {str(file)!r}: there is no such folder to write it in")
+
+
 def _check(runs: Sequence[Path], file: Path | None) -> int:
     with browser() as opened, _index(runs) as index:
         with status(", ".join(reading(log_of(run)) for run in runs)):
@@ -100,16 +108,15 @@ def _check(runs: Sequence[Path], file: Path | None) -> int:
     for address in found["foreign_requests"]:
         print(f"view: asked elsewhere: {clean(address)}", file=sys.stderr)
     wrong = len(found["console_errors"]) + len(found["foreign_requests"])
+    paint = f", first paint {found['first_paint_s']} s" if found["pages"] else ""
     print(
-        f"{len(found['pages'])} pages, {found['rows']:,} rollouts, first paint "
-        f"{found['first_paint_s']} s: {wrong or 'no'} fault{'' if wrong == 1 else 's'}"
+        f"{len(found['pages'])} pages, {found['rows']:,} rollouts{paint}: "
+        f"{wrong or 'no'} fault{'' if wrong == 1 else 's'}"
     )
     return Exit.FAILED if wrong else Exit.DONE
 
 
 def _export(runs: Sequence[Path], file: Path, most: int) -> None:
-    if not file.resolve().parent.is_dir():
-        raise ConfigError(f"--export {str(file)!r}: there is no such folder to write it in")
     with _index(runs) as index, status(", ".join(reading(log_of(run)) for run in runs)):
         index.catch_up(threading.Event())
         text = page(index, most)

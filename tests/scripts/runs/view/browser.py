@@ -77,7 +77,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
 
 
 def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
-    """Look closer at the time line, by wheel and keys; go to the rollouts of a time by both."""
+    """Look closer at the timeline, by wheel and keys; go to the rollouts of a time by both."""
     page.goto(f"{url}#timeline")
     page.wait_for_selector(".lanes canvas")
     whole = page.locator(".range")

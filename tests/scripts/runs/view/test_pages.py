@@ -141,7 +141,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["events"].count("sent again") == 1
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
-    assert found["of_time"] == "300 rollouts" and "between 300" in found["pointed"]
+    assert found["of_time"] == "300 rollouts" and "other 300" in found["pointed"]
     assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]
     assert found["learnt"].endswith("; advantage 0; masked")
     assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2

@@ -72,8 +72,17 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
 @pytest.mark.parametrize(
     ("path", "given", "complaint"),
     [
-        ("rollouts", {"most": "many"}, "invalid literal"),
-        ("rollouts", {"step_from": "nan"}, "cannot convert float NaN"),
+        ("rollouts", {"most": "many"}, "most = 'many': give a whole number of at most"),
+        ("rollouts", {"step_from": "nan"}, "step = 'nan': give a number of at most"),
+        ("rollouts", {"step_from": "1e300"}, "step = '1e300': give a number of at most"),
+        ("rollouts", {"step_to": "inf"}, "step = 'inf': give a number of at most"),
+        ("rollouts", {"begin": "9" * 5000}, "begin = '999"),
+        *(
+            ("rollouts", {name: "99999999999999999999"}, f"{name} = '99999999999999999999': give")
+            for name in ("run", "group", "begin", "most")
+        ),
+        ("rollout", {"number": "-99999999999999999999"}, "number = '-9"),
+        ("timeline", {"run": "1e9"}, "run = '1e9': give a whole number"),
         ("timeline", {"run": "7"}, "run 7: there is no such run"),
         ("timeline", {"time_from": "nan"}, "time: cannot convert float NaN"),
         ("rollout", {"run": "7"}, "run 7: there is no such run"),

@@ -1,4 +1,4 @@
-"""The time line: lanes of what records tell, and bins that say what a plain count says."""
+"""The timeline: lanes of what records tell, and bins that say what a plain count says."""
 
 import json
 import random
@@ -14,6 +14,7 @@ import pytest
 from learner.metrics.applications import FILE_NAME as FILE
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import (
+    CaughtUp,
     GroupDropped,
     LearnerResumed,
     Leased,
@@ -27,12 +28,13 @@ from replay.log.records import (
 )
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, TokenSequence
+from scripts.runs.view import lanes
 from scripts.runs.view import timeline as answers
 from scripts.runs.view.bins import STRIDE, WIDTHS
 from scripts.runs.view.index import Index, Wanted
 from scripts.runs.view.lanes import ACTORS, STATES, Span
 from scripts.runs.view.spans import keep
-from scripts.runs.view.timeline import MOST_SPANS, timeline
+from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import delivery
@@ -91,17 +93,79 @@ def means(found: dict[str, Any], kind: str) -> dict[str, float]:
     return {each["name"]: round(each["mean"] * length, 2) for each in lane["states"]}
 
 
-def test_a_rollout_generates_searches_and_is_between(
+def test_a_rollout_generates_searches_and_does_other_things(
     index_of: Callable[..., Index], run: Callable[..., Path]
 ) -> None:
     turns = ((1.0, 3.0, 0.5), (4.0, 6.0, 9.0), (7.0, 8.0, 5.0))  # the later searches are cut
     index = index_of(run(leased(START, 1), *delivered(START + 10, 1, *turns)))
     found = timeline(index, 0, None, None)
     assert means(found, "actor") == {
-        "generate": 5.0, "search": 3.5, "between": 1.5, "untold": 0.0,
+        "generate": 5.0, "search": 3.5, "other": 1.5, "unknown": 0.0,
     }  # fmt: skip
     assert found["first"] == START and found["last"] == START + 10
-    assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"] == 0.85
+    assert found["lanes"][0]["name"] == "actor" and found["lanes"][0]["busy"]["mean"] == 0.85
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["one by one", "by cells"])
+def test_busy_is_the_time_in_which_anyone_works_however_wide_the_bins(
+    index_of: Callable[..., Index],
+    run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    wide: bool,
+) -> None:
+    if wide:
+        monkeypatch.setattr(answers, "MOST_READ", 0)
+    records = list[Record]()
+    for at in range(0, 3200, 40):  # two at once, of which one is told later
+        records += [leased(START, at), leased(START, at + 1)]
+        for number, offset in ((at, 0), (at + 1, 2)):
+            turn = (at + offset, at + offset + 2.0 + number % 2, 0.0)
+            records += delivered(START + 3200, number, turn)
+    records += [GroupDropped(START + 3200, n, "no_signal") for n in (0, 1)]
+    index = index_of(run(*records))
+    for most in (5600, 70):  # bins of 4 seconds and of some minutes
+        found = timeline(index, 0, START, START + 3200, most=most)
+        (lane,) = [each for each in found["lanes"] if each["kind"] == "actor"]
+        length = found["to"] - found["from"]
+        assert length == pytest.approx(found["width"] * found["bins"])
+        assert lane["busy"]["mean"] * length == pytest.approx(80 * 5.0, rel=1e-3)
+        assert sum(lane["busy"]["levels"]) * found["width"] == pytest.approx(400, rel=1e-2)
+
+
+def test_groups_that_are_ready_at_once_are_one_time_of_replay(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    index = index_of(
+        run(
+            *delivered(START + 1, 1, (0, 1, 0)),
+            *delivered(START + 2, 2, (0, 1, 0)),
+            *delivered(START + 3, 3, (0, 1, 0)),
+            *delivered(START + 3, 4, (0, 1, 0)),
+            Sampled(START + 4, 1, 1, (1, 2), (), {}),
+            StepsCommitted(START + 10, 1, 1),  # two are ready still
+        )
+    )
+    (lane,) = [e for e in timeline(index, 0, None, None)["lanes"] if e["kind"] == "replay"]
+    assert lane["busy"]["mean"] == 0.9  # and of the parts 5 + 7 + 7
+    assert means(timeline(index, 0, None, None), "replay")["ready"] == 19.0
+
+
+def test_times_are_taken_once_and_those_far_behind_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn, plain = random.Random(5), set[int]()
+    times = lanes._Times()
+    for _ in range(400):
+        begin = drawn.randrange(2000)
+        end = begin + drawn.randrange(9)
+        new = {n for a, b in times.take(begin, end) for n in range(int(a), int(b))}
+        assert new == set(range(begin, end)) - plain
+        plain |= new
+    monkeypatch.setattr(lanes, "_MOST_APART", 4)
+    few = lanes._Times()
+    assert all(few.take(n, n + 1) == [(n, n + 1)] for n in range(0, 20, 2))
+    free = [(n, n + 1) for n in range(11, 19, 2)]
+    assert few.take(0, 30) == [*free, (19, 30)] and few.take(0, 30) == []
 
 
 def test_searches_of_all_actors_lie_on_one_lane(
@@ -113,7 +177,7 @@ def test_searches_of_all_actors_lie_on_one_lane(
     found = timeline(index_of(run(*records)), 0, None, None)
     assert means(found, "retrieval") == {"asked": 4.0 + 2.0 + 7.0 + 7.0}  # two a turn, cut
     (lane,) = [each for each in found["lanes"] if each["kind"] == "retrieval"]
-    assert lane["busy"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
+    assert lane["busy"]["mean"] == 0.8 and max(lane["states"][0]["levels"]) == 4.0
     one = run(leased(START, 1), *delivered(START + 9, 1, (0, 1, 0)))
     without = timeline(index_of(one), 0, None, None)
     assert [each["kind"] for each in without["lanes"]] == ["actor", "learner", "replay"]
@@ -150,7 +214,7 @@ def test_leases_that_tell_nothing_are_told_apart(
             StepsCommitted(START + 105, 1, 1),  # and the last one is held still
         )
     )
-    assert means(timeline(index, 0, None, None), "actor")["untold"] == 2.0 + 2.0 + 1.0 + 4.0
+    assert means(timeline(index, 0, None, None), "actor")["unknown"] == 2.0 + 2.0 + 1.0 + 4.0
 
 
 def test_the_learner_trains_publishes_and_waits(
@@ -171,6 +235,33 @@ def test_the_learner_trains_publishes_and_waits(
     assert found["versions"] == [(START + 1, 0), (START + 10, 1), (START + 23, 4)]
     later = timeline(index, 0, START + 12, START + 16)
     assert later["versions"] == [(START + 10, 1)]  # that of its begin
+
+
+def test_a_version_that_was_not_published_is_not_told(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    def gauges(version: int) -> dict[str, float]:
+        return {"sync/published": float(version), "sync/publish_s": 1.0 + version}
+
+    index = index_of(
+        run(
+            LearnerResumed(START + 1, 1, 0),  # it has put out version 0
+            Reported(START + 10, 1, 1, gauges(0)),
+            Reported(START + 20, 1, 2, gauges(2)),
+            LearnerResumed(START + 30, 2, 0),
+            Reported(START + 40, 2, 1, {}),
+            Reported(START + 50, 2, 2, {}),  # trained again
+            CaughtUp(START + 51, 2, 2),
+            Reported(START + 60, 2, 3, gauges(2)),
+            Reported(START + 70, 2, 4, gauges(4)),
+        )
+    )
+    found = timeline(index, 0, None, None)
+    assert found["versions"] == [
+        (START + 1, 0), (START + 20, 2), (START + 51, 2), (START + 70, 4),
+    ]  # fmt: skip
+    assert means(found, "learner")["publish"] == 3.0 + 5.0
+    assert index.runs[0].course.published == (4, START + 70)
 
 
 def test_groups_fill_and_wait_for_the_learner(
@@ -269,7 +360,7 @@ def test_an_answer_is_bounded_however_many_actors_there_are(filled: Index) -> No
         found = timeline(filled, 0, None, None)
     finally:
         told.lanes.actors = before
-    assert len(found["lanes"]) * found["bins"] <= MOST_SPANS
+    assert len(found["lanes"]) * found["bins"] <= MOST_BINS_IN_ALL
     whole = timeline(filled, 0, None, None)
     assert len(whole["lanes"]) == 5 and whole["bins"] == 800
 

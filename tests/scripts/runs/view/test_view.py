@@ -138,7 +138,7 @@ def test_a_check_that_finds_faults_has_failed(
     assert cli.main(["view", str(hostile_run), "--check", "--json", str(file)]) == 1
     said = capsys.readouterr()
     assert "view: health: no [31m\nview: asked elsewhere: http://elsewhere/\n" in said.err
-    assert said.out.endswith(": 2 faults\n") and json.loads(file.read_text()) == told
+    assert said.out == "0 pages, 3 rollouts: 2 faults\n" and json.loads(file.read_text()) == told
 
 
 def test_a_damaged_log_is_told_up_to_there(
@@ -162,6 +162,7 @@ def test_a_damaged_log_is_told_up_to_there(
         ([], 2, "view: name 'RUNS', run directories"),
         (["{run}", "--port", "-1"], 2, "--port -1: at least 0"),
         (["{run}", "--export", "/nowhere/x.html"], 2, "--export '/nowhere/x.html': there is no"),
+        (["{run}", "--check", "--json", "/nowhere/x.json"], 2, "--json '/nowhere/x.json': there"),
         (["{other}"], 1, "format version 9, this program reads"),
     ],
 )

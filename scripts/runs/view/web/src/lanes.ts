@@ -81,7 +81,7 @@ export class Lanes {
       ...found.lanes.map((lane): [string, Lane, string, number, (pen: Pen) => void] => [
         lane.others ? `${lane.others} more actors` : lane.name,
         lane,
-        `busy ${share(lane.busy)}, ${means(lane)}`,
+        `busy ${share(lane.busy.mean)}, ${means(lane)}`,
         ["learner", "apply"].includes(lane.kind) ? 26 : 40,
         (pen) => this.bars(pen, lane, tops[lane.kind]!),
       ]),
@@ -115,9 +115,9 @@ export class Lanes {
   }
 
   private bars({ ctx, height, x }: Pen, lane: Lane, top: number): void {
-    const { from, width, bins } = this.found!;
+    const { from, to, width, bins } = this.found!;
     const sharp = window.devicePixelRatio || 1;
-    const edge = (n: number): number => Math.round(x(from + n * width) * sharp) / sharp; // no seams
+    const edge = (n: number): number => Math.round(x(Math.min(from + n * width, to)) * sharp) / sharp; // no seams
     const floors = new Float64Array(bins).fill(height);
     for (const { name, levels } of lane.states) {
       ctx.fillStyle = colour(`--lane-${name}`);
@@ -217,7 +217,7 @@ export class Lanes {
     const { cursor, found } = this;
     if (!cursor || !found) return;
     const from = found.from + Math.floor((cursor.at - found.from) / found.width) * found.width;
-    this.acts.chosen(this.drawn[cursor.lane]?.lane ?? null, from, from + found.width);
+    this.acts.chosen(this.drawn[cursor.lane]?.lane ?? null, from, Math.min(from + found.width, found.to));
   }
 
   private under(event: MouseEvent): { lane: number; at: number } | null {

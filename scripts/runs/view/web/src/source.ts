@@ -53,11 +53,11 @@ export interface Detail {
   sequences: { name: string; prompt: string; turns: Turn[] }[];
 }
 export interface Lane {
-  kind: "actor" | "learner" | "replay" | "retrieval" | "apply"; name: string; others?: number; busy: number;
-  states: { name: string; mean: number; levels: number[] }[];
+  kind: "actor" | "learner" | "replay" | "retrieval" | "apply"; name: string; others?: number; busy: State; states: State[];
 }
+export interface State { name: string; mean: number; levels: number[] }
 export interface Timeline {
-  run: number; first: number; last: number; from: number; width: number; bins: number;
+  run: number; first: number; last: number; from: number; to: number; width: number; bins: number;
   lanes: Lane[]; versions: [number, number][];
   marks: { at: number; kind: string; count: number; said: string }[];
 }
@@ -137,38 +137,31 @@ function queries(row: Row): string[] {
 }
 
 const MOST_BINS = 800; // of a lane that is drawn
-const BUSY = {
-  actor: ["generate", "search"], learner: ["train", "publish"], replay: ["ready"], retrieval: ["asked"],
-  apply: ["apply", "receive"],
-};
 
 /** The bins of a file that lie between two times. */
 function within(all: Timeline, time: { from: number; to: number }): Timeline {
   const first = Math.max(0, Math.floor((time.from - all.from) / all.width));
   const end = Math.min(all.bins, Math.max(first + 1, Math.ceil((time.to - all.from) / all.width)));
-  const from = all.from + first * all.width;
-  const lanes = all.lanes.map((lane) => ({
-    ...lane, states: lane.states.map((state) => ({ ...state, levels: state.levels.slice(first, end) })),
-  }));
-  return joined({ ...all, from, bins: end - first, lanes });
+  const cut = (state: State): State => ({ ...state, levels: state.levels.slice(first, end) });
+  const [from, to] = [all.from + first * all.width, all.from + end * all.width];
+  return joined({ ...all, from, to, bins: end - first, lanes: all.lanes.map((lane) => ofStates(lane, cut)) });
 }
 
-/** As many bins as can be seen, with the means over them. */
+/** As many bins as can be seen, with the means over them; the last one ends with the time that is shown. */
 function joined(all: Timeline): Timeline {
   const times = Math.ceil(all.bins / MOST_BINS);
-  const bins = Math.floor(all.bins / times);
+  const bins = Math.ceil(all.bins / times);
   const mean = (values: number[]): number => values.reduce((sum, value) => sum + value, 0) / (values.length || 1);
-  const lanes = all.lanes.map((lane) => {
-    const states = lane.states.map(({ name, levels }) => ({
-      name,
-      mean: mean(levels),
-      levels: Array.from({ length: bins }, (_, n) => mean(levels.slice(n * times, (n + 1) * times))),
-    }));
-    const works = lane.states.filter(({ name }) => BUSY[lane.kind].includes(name));
-    const busy = Array.from({ length: all.bins }, (_, n) => Math.min(1, works.reduce((sum, { levels }) => sum + levels[n]!, 0)));
-    return { ...lane, states, busy: mean(busy) };
+  const join = (state: State): State => ({
+    ...state,
+    mean: mean(state.levels),
+    levels: Array.from({ length: bins }, (_, n) => mean(state.levels.slice(n * times, (n + 1) * times))),
   });
-  return { ...all, bins, width: all.width * times, lanes };
+  return { ...all, bins, width: all.width * times, lanes: all.lanes.map((lane) => ofStates(lane, join)) };
+}
+
+function ofStates(lane: Lane, made: (state: State) => State): Lane {
+  return { ...lane, busy: made(lane.busy), states: lane.states.map(made) };
 }
 
 /** The server's own selection, of the rows that a file has. */

@@ -9,7 +9,7 @@ const LIVE_MS = 1000; // the least between two looks at what is new
 const WAITS_MS = 2000; // between two looks at who waits
 const LEAST_S = 0.05; // from left to right
 const KINDS: [string, string[]][] = [
-  ["Actors", ["generate", "search", "between", "untold"]],
+  ["Actors", ["generate", "search", "other", "unknown"]],
   ["Learner", ["train", "publish", "wait"]],
   ["Replay, groups", ["ready", "filling"]],
   ["Retrieval", ["asked"]],
@@ -22,8 +22,8 @@ const EVENTS: [string, string][] = [
 const MEANS: Record<string, string> = {
   generate: "rollouts whose turn is being written",
   search: "rollouts that wait for a search",
-  between: "rollouts that are leased, and neither",
-  untold: "leased, not delivered yet or never, or compacted away",
+  other: "leased, but neither generating nor searching: environment, reward, queues",
+  unknown: "no record of what it did: not delivered yet, never delivered, or compacted away",
   train: "the update of a step",
   publish: "new weights are handed over",
   wait: "for a batch",
