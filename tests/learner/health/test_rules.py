@@ -3,7 +3,8 @@
 The series here are made by formulas and noise of a fixed seed. Those in `recorded.json` are of real
 runs. Of fleets: `wiki` on the wiki task, `fleet` on the demo task, to EM .81 in 40 steps.
 Of the demo task in one process (`StaleRun`, seed 0, 8 groups a step, constant rate): `healthy` at
-staleness 2, `rate` with eight times the rate, `stale` at staleness 16 without any correction.
+staleness 2, `rate` with eight times the rate, `stale` at staleness 16 without any correction. The
+others are those of `tests/learner/health/record.py`, which makes them.
 """
 
 import json
@@ -217,8 +218,13 @@ def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
     [
         ("rate", {"ess": 10, "likelihood": 11, "malformed": 16, "truncation": 15}),
         ("stale", {"ess": 12}),
+        ("nothing", {"no_signal": 10, "empty_searches": 10, "malformed": 10}),
+        ("searches", {"truncation": 26}),
+        ("words", {"truncation": 19, "malformed": 23, "repetition": 46, "searches": 51}),
+        ("guesses", {"searches": 20, "no_signal": 25}),
+        ("repeats", {"truncation": 24, "repeated_queries": 44}),
     ],
 )
-def test_what_fires_on_record_of_a_run_that_collapses(name: str, fires: dict[str, int]) -> None:
+def test_what_fires_on_record_of_a_run_that_goes_wrong(name: str, fires: dict[str, int]) -> None:
     """Each with the first step."""
     assert {rule: steps[0] for rule, steps in firing(recorded(name)).items()} == fires
