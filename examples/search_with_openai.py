@@ -1,5 +1,4 @@
-"""Search-R1's loop on the plain `openai` client: the policy searches, reads, and answers.
-
+"""Search-R1's loop on the plain `openai` client: the policy searches, reads, and answers. With
 environment.name=program environment.program.entry_point=examples/search_with_openai.py:answer
 """
 
@@ -8,7 +7,7 @@ import re
 import httpx
 from openai import BadRequestError, OpenAI
 
-SEARCHES, STOPS = 3, ["</search>", "</answer>"]
+SEARCHES, STOPS, WHOLE = 3, ["</search>", "</answer>"], {"include_stop_str_in_output": True}
 ACTION = re.compile(r"<(search|answer)>((?:(?!<).)*)</\1>$", re.S)
 HTTP = httpx.Client(timeout=300)  # made once in an actor: forks of that answer the questions
 
@@ -31,8 +30,7 @@ def answer(question):
 
 def said(client, text):
     """What the policy says next, its stop included, so that the next prompt goes on with it."""
-    whole = {"include_stop_str_in_output": True}
-    reply = client.completions.create(model="policy", prompt=text, stop=STOPS, extra_body=whole)
+    reply = client.completions.create(model="policy", prompt=text, stop=STOPS, extra_body=WHOLE)
     return reply.choices[0].text
 
 

@@ -181,9 +181,8 @@ class Refusing(Reader):
         return await super().complete(tokens, **sampling)
 
 
-@pytest.mark.parametrize(
-    "name", ["search_with_openai", pytest.param("summarise_half_way", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["search_with_openai", "summarise_half_way"])
 async def test_a_full_context_is_no_answer_and_another_refusal_a_fault(
     stage: Stage, name: str
 ) -> None:

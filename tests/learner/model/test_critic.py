@@ -73,10 +73,12 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 LORA = {"lora": LoraConfig(rank=4)}
 SHARED = [
-    (1, "float32", {}),
     *(
         pytest.param(*each, marks=pytest.mark.slow)
-        for each in ((3, "float32", {}), (1, "bfloat16", {}), (1, "float32", LORA))
+        for each in (
+            *((1, "float32", {}), (3, "float32", {})),
+            *((1, "bfloat16", {}), (1, "float32", LORA)),
+        )
     ),
     *(
         pytest.param(stage, dtype, {}, marks=pytest.mark.soak("ranks"))
