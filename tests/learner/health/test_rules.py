@@ -208,7 +208,9 @@ def recorded(name: str) -> list[Gauges]:
     return [{g: v[step] for g, v in columns if v[step] is not None} for step in steps]
 
 
-@pytest.mark.parametrize("name", ["healthy", "wiki", "fleet"])
+@pytest.mark.parametrize(
+    "name", ["healthy", "healthy-0", "healthy-1", "healthy-2", "wiki", "fleet"]
+)
 def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
     assert firing(recorded(name)) == {}
 
