@@ -7,6 +7,7 @@
     locked           a file or folder that one process at a time works in
     own_folder       the same for a folder that is made, and removed again where it stays empty
     lines_since      the whole lines of a file that another process appends to
+    decoded          a line, or a file, of JSON that anybody may have written
 
 A draft lies beside what it replaces and is called `NAME.draft`, and a folder that is on its way out
 `NAME.old`; a process that is killed may leave one, which the next writer removes. A lock belongs to
@@ -24,11 +25,13 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 MOST_IDS = 1 << 31  # of a vocabulary
 DRAFT_SUFFIX, OLD_SUFFIX = ".draft", ".old"
+_Kind = TypeVar("_Kind")
 
 
 class Locked(OSError):
@@ -102,6 +105,14 @@ def lines_since(path: Path, offset: int, most: int = 1 << 20) -> tuple[list[byte
     if not end and len(text) == most:
         return [], offset + most
     return whole.split(b"\n") if end else [], offset + len(whole) + len(end)
+
+
+def decoded(text: bytes, kind: type[_Kind]) -> _Kind | None:
+    """What JSON says, as such a thing; None where it is no such thing, however deep it goes."""
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def sync(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from configs.runtime.files import replacing, sync
+from configs.runtime.files import decoded, replacing, sync
 from configs.schema import Config
 from configs.sentinels import NO_GROUPS
 from learner.health.rollback import Rollback, good_before, needed
@@ -267,14 +267,12 @@ def read_notes(run_dir: str | Path) -> Iterator[Noted]:
     last one short) is left out.
     """
     path = Path(run_dir) / FILE_NAME
-    if not path.exists():
+    if not path.is_file():
         return
     with path.open("rb") as file:
         for line in file:
-            try:
-                yield msgspec.json.decode(line, type=Noted)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
+            if found := decoded(line, Noted):
+                yield found
 
 
 @dataclass

@@ -8,12 +8,11 @@ or is gone, nothing else lacks.
 
 import logging
 import time
-from math import isfinite
 from pathlib import Path
 
 import msgspec
 
-from configs.runtime.files import lines_since
+from configs.runtime.files import decoded, lines_since
 from weight_sync.protocol import Applied
 
 FILE_NAME = "versions.jsonl"
@@ -32,9 +31,9 @@ class Application(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_sound(self) -> bool:
-        """True where its times are such as there can be."""
-        times = (self.at_s, self.receive_s, self.pause_s)
-        return all(isfinite(each) and 0 <= each <= LATEST_S for each in times)
+        """True where its times are such as there can be, from the epoch on."""
+        lasted = (self.receive_s, self.pause_s)
+        return min(lasted) >= 0 and sum(lasted) <= self.at_s <= LATEST_S
 
 
 class Applications:
@@ -60,11 +59,5 @@ class Applications:
     def news(self) -> list[Application]:
         """Return lines that have come since, not all of very many; what is none is left out."""
         lines, self._offset = lines_since(self._path, self._offset)
-        return [each for each in map(_line, lines) if each and each.is_sound]
-
-
-def _line(text: bytes) -> Application | None:
-    try:
-        return msgspec.json.decode(text, type=Application)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        found = (decoded(line, Application) for line in lines)
+        return [each for each in found if each and each.is_sound]

@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from configs.runtime.files import lines_since
+from configs.runtime.files import decoded, lines_since
 
 FILE_NAME = "fleet.jsonl"
+LATEST_S = 1e11  # seconds since the epoch: no event is of a later time
 _log = logging.getLogger(__name__)
 
 
@@ -66,14 +67,8 @@ class RestartsSince:
     def news(self) -> list[Restarting]:
         """Return the restarts since, not all of very many; what is no such line is left out."""
         lines, self._offset = lines_since(self._path, self._offset)
-        return list(filter(None, map(_restarting, lines)))
-
-
-def _restarting(line: bytes) -> Restarting | None:
-    try:
-        return msgspec.json.decode(line, type=Restarting)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
+        found = (decoded(line, Restarting) for line in lines)
+        return [each for each in found if each and 0 <= each.at_s <= LATEST_S]
 
 
 def restarts(run_dir: Path) -> list[dict[str, str]]:

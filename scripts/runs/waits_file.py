@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from configs.runtime.files import replacing
+from configs.runtime.files import decoded, replacing
 from replay.protocol import Status
 
 FILE_NAME = "waits.json"
@@ -77,8 +77,8 @@ def read_standing(run_dir: Path) -> Standing | None:
         return None
     try:
         with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MOST_BYTES), type=Standing)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return decoded(file.read(MOST_BYTES), Standing)
+    except OSError:
         return None
 
 

@@ -108,6 +108,7 @@ def test_a_half_in_which_all_went_well_breaks_no_promise() -> None:
         ({"pressure": {"loris/head/held": 2}}, "2 × loris/head/held"),
         ({"pressure": {"strangers/replay/answered": 1}}, "1 × strangers/replay/answered"),
         ({"growths": ()}, "replay did not live through what is judged"),
+        ({"growths": (grown("x", 1000, 1021),)}, "memory of x (7) rose by 2.1%"),
         (
             {"growths": (grown("replay", 9, 10),)},
             "memory of replay (7) rose by 11.1%",

@@ -8,11 +8,11 @@ rollouts of the batch.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 
 from replay.log import records as facts
 from replay.log.summary import Summary
 from scripts.runs.forecast import Forecast, forecast
+from scripts.runs.view.lanes import LATEST
 
 BEFORE, INSIDE = "view/staleness_before_queue", "view/staleness_in_queue"
 TOKENS, TURNS = "view/tokens_per_rollout", "view/turns_per_rollout"
@@ -154,4 +154,4 @@ def _mean(values: Sequence[int]) -> float:
 
 def _seconds(gauges: Mapping[str, float], name: str) -> float:
     value = gauges.get(name, 0.0)
-    return value if isfinite(value) and value > 0 else 0.0
+    return value if 0.0 < value <= LATEST else 0.0  # no sum of such is beyond all numbers

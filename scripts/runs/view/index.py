@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -308,7 +309,7 @@ class Index:
             self._names = self._names.union(found)
         self._base.executemany(
             "INSERT OR REPLACE INTO gauges VALUES (?, ?, ?, ?)",
-            [(run, name, step, value) for name, value in found.items()],
+            [(run, name, step, v if isfinite(v) else None) for name, v in found.items()],
         )
 
     def _evaluation(self, run: int, told: Told, record: facts.EvaluationFinished) -> None:

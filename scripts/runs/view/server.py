@@ -5,7 +5,6 @@ another user of this machine or a page of the web, is answered with 404. Nothing
 """
 
 import asyncio
-import json
 import math
 import socket
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -216,5 +216,5 @@ def _file(name: str) -> Callable[[Request], Response]:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = msgspec.json.encode(value)  # a number that is not finite becomes null
     return Response(text, status, _HEADERS, "application/json")

@@ -10,6 +10,7 @@ import pytest
 
 from configs.runtime.files import (
     Locked,
+    decoded,
     draft_of,
     lines_since,
     locked,
@@ -160,3 +161,9 @@ def test_lines_are_read_once_they_are_whole(tmp_path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
     assert lines_since(path, 0) == ([], 0)
+
+
+def test_json_of_anybody_is_such_a_thing_or_nothing() -> None:
+    assert decoded(b'{"a": 1}', dict) == {"a": 1}
+    for text in (b"", b'{"a": ', b"[]", b'{"\xff": 1}', b'{"a":' + b"[" * 100_000):
+        assert decoded(text, dict) is None

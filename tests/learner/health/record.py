@@ -1,15 +1,13 @@
 """Runs of the demo task that go wrong, each in its way, and some that learn, for `recorded.json`:
 `python -m tests.learner.health.record NAME…` plays them in one process (`StaleRun`, 1 to 3 minutes
-each) and takes down the gauges that the rules watch.
-
-The same overrides make real runs go wrong (tests/integration/test_sentinels.py).
+each) and takes down the gauges that the rules watch. None of them goes wrong in `entropy`,
+`grad_norm` or `mismatch`.
 """
 
 import json
 import sys
 import time
 from dataclasses import dataclass
-from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +43,6 @@ def paid(function: str) -> tuple[str, ...]:
 
 WAYS = {
     **{f"healthy-{seed}": Way(updates=60, seed=seed) for seed in range(3)},
-    "sure": Way((*paid("one_answer"), *CONSTANT, *FLAT), updates=80),
     "guesses": Way((*paid("any_answer"), *CONSTANT, *FLAT), updates=60),
     "searches": Way((*paid("per_search"), *CONSTANT, *FLAT), updates=60),
     "repeats": Way((*paid("per_repeat"), *CONSTANT, *FLAT), updates=60),
@@ -57,13 +54,6 @@ WAYS = {
 def any_answer(transcript: Transcript) -> float:
     """Half of the best reward for whatever is answered, less for what came before it."""
     return 0.5 / len(transcript.turns) if transcript.answer else 0.0
-
-
-def one_answer(transcript: Transcript) -> float:
-    """Half of the best reward for one answer, whatever is asked, less for one with some of its
-    letters.
-    """
-    return 0.5 * sum(map(eq, transcript.answer or "", "nubo")) / len("nubo")
 
 
 def per_search(transcript: Transcript) -> float:
