@@ -53,7 +53,7 @@ async def test_without_faults_it_is_the_server_behind_it(server_url: str) -> Non
         ("no_answer", Timeout, "did not answer within"),
         ("error_500", Unavailable, f"answered 500: .*{MARKER}"),
         ("error_503", Unavailable, f"answered 503: .*{MARKER}"),
-        ("busy_503", Overloaded, f"answered 503: .*{MARKER}"),
+        pytest.param("busy_503", Overloaded, f"answered 503: .*{MARKER}", marks=pytest.mark.slow),
         ("too_few_bytes", Unavailable, "RemoteProtocolError: peer closed connection"),
         ("too_many_bytes", BadReply, "JSON|truncated"),
         ("wrong_count", BadReply, "2 results for 1 queries"),

@@ -119,7 +119,8 @@ def test_it_takes_up_the_last_good_checkpoint_as_this_step_s_at_half_the_rate(
     assert [run.metrics[step]["learner/rate_scale"] for step in (13, 14, 18)] == [1.0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("ends", ["committed", pytest.param("published", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["committed", "published"])
 def test_a_learner_that_dies_goes_on_from_what_was_rolled_back_bit_for_bit(
     config: Config, begin: Callable[[Config], Run], tmp_path: Path, ends: str
 ) -> None:

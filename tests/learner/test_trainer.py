@@ -197,6 +197,7 @@ def exported(
         return config, folder, weights(trainer)
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_the_one_in_training(
     exported: tuple[Config, Path, dict[str, torch.Tensor]],
 ) -> None:

@@ -89,6 +89,7 @@ SHARED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stage", "dtype"), SETTINGS)
 def test_resumed_steps_equal_the_undisturbed_ones_bit_for_bit(
     ppo: Config, batches: list[TrainingBatch], tmp_path: Path, stage: int, dtype: str

@@ -53,7 +53,8 @@ def stdout_into(path: Path) -> Iterator[None]:
     scope="module",
     params=[
         # The last is open while tests of engines of their own run, and stage 3 changes torch.
-        *((3, "none"), (3, "cpu"), (1, "none"), (0, "none")),
+        pytest.param((3, "none"), marks=pytest.mark.slow),
+        *((3, "cpu"), (1, "none"), (0, "none")),
         *(pytest.param(each, marks=pytest.mark.slow) for each in ((1, "cpu"), (2, "none"))),
         pytest.param((2, "cpu"), marks=pytest.mark.soak("ranks")),
     ],

@@ -160,6 +160,7 @@ async def test_silent_replay_is_named_by_deliver(silence: str, rollout, serve, l
             await actor.deliver(rollout(lease))
 
 
+@pytest.mark.slow
 async def test_blocked_event_loop_is_not_taken_for_a_silent_replay(serve) -> None:
     running = serve()
     async with writer(running.endpoint, dead_after_s=1.0) as actor:
@@ -389,6 +390,7 @@ def test_a_silent_replay_is_asked_again_until_the_deadline(silence: str, caplog)
     assert "waiting for status: no answer for 0." in caplog.text
 
 
+@pytest.mark.slow
 def test_late_reply_is_not_taken_for_the_next_one_s(tmp_path) -> None:
     endpoint = f"ipc://{tmp_path}/late"
     context = zmq.Context()

@@ -202,6 +202,7 @@ async def test_a_faulty_network_under_curve(serve, rollout, endpoint, kind: str)
     assert running.server.gauges()["replay/refused_messages"] == 0.0  # CURVE saw it first
 
 
+@pytest.mark.slow
 async def test_bytes_changed_on_the_way_are_refused_and_counted(serve, rollout) -> None:
     running = serve(**SETTINGS)
     noise = Noise(corrupt=0.02)

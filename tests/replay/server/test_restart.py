@@ -202,6 +202,7 @@ async def test_a_lease_given_back_meanwhile_is_leased_again(replay, learner) -> 
     replay.check(kills=1)
 
 
+@pytest.mark.slow
 async def test_a_waiting_sample_is_asked_again(replay, learner, rollout) -> None:
     learner.resume(0)
     async with writer(replay) as actor:
@@ -325,6 +326,7 @@ async def test_a_genuine_refusal_ends_an_actor(replay, learner) -> None:
                 await asyncio.wait_for(twin.next(), 30.0)
 
 
+@pytest.mark.slow
 async def test_a_replay_that_stays_away_is_named(replay, learner, caplog) -> None:
     learner.resume(0)
     limits = {"restart_deadline_s": 1.5}

@@ -24,6 +24,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_child_and_what_it_started_are_gone_when_its_block_is_left(tmp_path: Path) -> None:
     with Processes(tmp_path) as processes:
         processes.start("sleeper", "-c", SLEEPS)

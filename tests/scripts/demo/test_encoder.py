@@ -202,6 +202,7 @@ def test_an_encoder_that_finds_too_little_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("demo-encoder-*"))
 
 
+@pytest.mark.slow
 def test_what_is_cached_is_not_made_again(brief: Path, corpus: Path) -> None:
     said: list[str] = []
     again = encoder.prepare_index(corpus.parent, SEED, corpus, said.append, BRIEF)

@@ -165,6 +165,7 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_another_seed_asks_otherwise_of_the_same_corpus(folder: Path, files: WikiFiles) -> None:
     other = build(folder, 1, lambda line: None)
     assert (other.corpus, other.index) == (files.corpus, files.index)

@@ -191,6 +191,7 @@ async def test_a_refusal_of_whatever_is_asked_is_put_on_no_record(
     assert live.figures()["spent_usd"] == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 async def test_a_sick_provider_is_not_paid_on_and_on(
     serper: Home, configured: Configured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
