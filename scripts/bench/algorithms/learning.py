@@ -7,6 +7,7 @@ as the demo takes.
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ SMOLLM2_135M = {  # the config.json of HuggingFaceTB/SmolLM2-135M, as far as its
     "vocab_size": 49_152,
     "tie_word_embeddings": True,
 }
+TOLD_EVERY_S = 30.0
 DEADLINE_S = 1800.0  # of a run of the demo, alone 150 to 250 s
 USED = ("actors", "learner", "replay", "retrieval_server", "weight_sync", "scripts.demo")
 METHOD = {
@@ -79,7 +81,7 @@ def measure(
                     left.append(told)
                     continue
                 report(f"the demo by {told}")
-            found = rows.get(key, partial(demo or run_demo, seed, overrides))
+            found = rows.get(key, partial(demo or partial(run_demo, report), seed, overrides))
             made.append({"algorithm": name, "seed": seed} | found)
     return made, left
 
@@ -89,12 +91,31 @@ def _settings(overrides: Sequence[str]) -> Any:
     return msgspec.to_builtins(load(REPOSITORY / "configs" / "demo.yaml", overrides))
 
 
-def run_demo(seed: int, overrides: Sequence[str]) -> Row:
+@dataclass
+class Progress:
+    """Reports now and then which step the console of a run told last."""
+
+    console: Path
+    report: Report
+    due_s: float = field(default_factory=lambda: time.monotonic() + TOLD_EVERY_S)
+
+    def __call__(self) -> bool:
+        """Report it if it is time; False: only the run itself knows its end."""
+        if time.monotonic() >= self.due_s:
+            self.due_s = time.monotonic() + TOLD_EVERY_S
+            lines = self.console.read_text(errors="replace").splitlines()
+            told = [line for line in lines if line.startswith("step ")]
+            self.report(" ".join(told[-1].split()[:4]) if told else "no step yet")
+        return False
+
+
+def run_demo(report: Report, seed: int, overrides: Sequence[str]) -> Row:
     """The figures of a run of the demo. Raises RunFailed."""
     with scratch() as folder, Processes(folder) as processes:
         run = folder / "run"
         words = ("-m", "scripts.cli", "demo", "--seed", str(seed), f"run_dir={run}", *overrides)
-        processes.run("demo", *words, limit_s=DEADLINE_S)
+        processes.start("demo", *words)
+        processes.wait(["demo"], DEADLINE_S, Progress(folder / "demo.log", report))
         summary = json.loads((run / "summary.json").read_bytes())
     names = ("em_final", "sampled_em_final", "steps", "wall_s", "token_mismatches")
     return {name: summary[name] for name in names}

@@ -151,12 +151,14 @@ class Index:
 
     def _take_some(self, run: int, told: Told, news: Iterator[Placed]) -> int:
         """Take a batch; return how many records and lines that were."""
-        count = 0
+        count = number = 0
         try:
             for count, placed in enumerate(islice(news, BATCH), 1):  # noqa: B007
+                number = placed.number
                 self._take(run, told, placed)
-        except OverflowError as error:  # a number that no run has
-            told.follower.damage = f"{told.path / FILE_NAME}: record {placed.number}: {error}"
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # as no run writes
+            where = f"{told.path / FILE_NAME}: record {number}"
+            told.follower.damage = f"{where}: {type(error).__name__}: {error}"
         told.lanes.apply(applied := told.applications.news())
         ended, told.lanes.found = told.lanes.found, []
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])

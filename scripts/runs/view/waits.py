@@ -62,6 +62,8 @@ def _learner(standing: Standing, course: Course, config: Config) -> Line:
         return "learner", "actors", f"the {_evaluation(standing, step)}"
     if step >= last:
         return "learner", "actors", f"version {step} to be applied, {since}"
+    if standing.phase.startswith("learner trains"):  # replay was asked for no batch yet
+        return "learner", "", f"is done with step {step} {since}: it puts out or saves its weights"
     told = f": {standing.phase}" if standing.phase.startswith("step ") else ""
     return "learner", "replay", f"the batch of step {step + 1} {since}{told}"
 

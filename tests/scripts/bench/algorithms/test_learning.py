@@ -43,3 +43,15 @@ def test_an_adapter_is_hardly_a_fiftieth_of_smollm2() -> None:
     per_layer = 8 * (2 * (576 + 576) + 2 * (576 + 192) + 3 * (576 + 1536))
     share = learning.sync_bytes_share()
     assert share == pytest.approx(30 * per_layer / 134_515_008, rel=1e-6) and share <= 0.02
+
+
+def test_a_run_tells_how_far_it_is(tmp_path: Path) -> None:
+    console, told = tmp_path / "demo.log", list[str]()
+    console.write_text("forage demo\n")
+    progress = learning.Progress(console, told.append)
+    assert not progress() and told == []  # it is not time
+    for line in ("", "step   66/80  reward 0.89  loss +0.086\n    kv 3%\n"):
+        console.write_text(console.read_text() + line)
+        progress.due_s = 0.0
+        assert not progress() and not progress()
+    assert told == ["no step yet", "step 66/80 reward 0.89"]

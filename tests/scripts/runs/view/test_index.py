@@ -182,7 +182,7 @@ def test_numbers_that_no_run_has_are_named(index_of: Callable[..., Index], tmp_p
         log.append([opened, huge])
         log.sync()
     index = index_of(folder)
-    assert "record 1: Python int too large" in index.runs[0].follower.damage
+    assert "record 1: OverflowError: Python int too large" in index.runs[0].follower.damage
     assert not conftest.read(index)
 
 

@@ -50,6 +50,7 @@ DONE = (*TRAINS, Reported(7.0, 1, 1, {}))
         ((), "waiting for a learner", ("actors", "the first weights")),
         (TRAINS, "learner trains step 1", ("", "trains step 1 since 5 s")),
         (DONE, "step 2: 1 of 4 groups ready", ("replay", "the batch of step 2 since 3 s: step 2")),
+        (DONE, "learner trains step 1", ("", "is done with step 1 since 3 s: it puts out")),
         (DONE, "evaluation of step 1: 3 of 8", ("replay", "the batch of step 2 since 3 s")),
         ((BEGUN, Reported(8.0, 1, 9, {})), "", ("actors", "version 9 to be applied, since 2 s")),
         (DONE, "stopped: interrupted", ("", "stopped: interrupted")),
