@@ -32,7 +32,7 @@ GOALS: dict[str, harness.Goal] = {
 class BenchAlgorithmsOptions(harness.BenchOptions):
     """Options of `forage bench algorithms`."""
 
-    quick: bool = option("one pair of memory runs, one seed of learning", default=False)
+    quick: bool = option("fewer pairs of memory runs, one seed of learning", default=False)
     only: Literal["memory", "learning", "ablation"] | None = option("default: memory and learning")
     seeds: tuple[int, ...] = option("of world, start, sampling", default=(), metavar="N", least=0)
     threads: int = option("threads of torch for memory, on the CPU", default=1, least=1)
@@ -49,7 +49,7 @@ class BenchAlgorithmsOptions(harness.BenchOptions):
 
 def memory(options: BenchAlgorithmsOptions, report: harness.Report) -> dict[str, Any]:
     """The figures of the KL over candidates. Raises RunFailed."""
-    found = topk.compare(1 if options.quick else 3, options.threads, report)
+    found = topk.compare(3 if options.quick else 5, options.threads, report)
     size = topk.Size()
     return found | {
         "method": {

@@ -1,7 +1,7 @@
 """Runs of the demo task that go wrong, each in its way, and some that learn, for `recorded.json`:
 `python -m tests.learner.health.record NAME…` plays them in one process (`StaleRun`, 1 to 3 minutes
-each) and takes down the gauges that the rules watch. None of them goes wrong in `entropy`,
-`grad_norm` or `mismatch`.
+each) and takes down the gauges that the rules watch. None of them goes wrong in `grad_norm` or
+`mismatch`.
 """
 
 import json
@@ -44,6 +44,7 @@ def paid(function: str) -> tuple[str, ...]:
 WAYS = {
     **{f"healthy-{seed}": Way(updates=60, seed=seed) for seed in range(3)},
     "guesses": Way((*paid("any_answer"), *CONSTANT, *FLAT), updates=60),
+    "sameness": Way((*paid("one_answer"), *CONSTANT, *FLAT), updates=100),
     "searches": Way((*paid("per_search"), *CONSTANT, *FLAT), updates=60),
     "repeats": Way((*paid("per_repeat"), *CONSTANT, *FLAT), updates=60),
     "words": Way((*paid("per_token"), *CONSTANT, *FLAT), updates=60),
@@ -54,6 +55,17 @@ WAYS = {
 def any_answer(transcript: Transcript) -> float:
     """Half of the best reward for whatever is answered, less for what came before it."""
     return 0.5 / len(transcript.turns) if transcript.answer else 0.0
+
+
+def one_answer(transcript: Transcript) -> float:
+    """Half of the best reward for the first answer of a dictionary to every question, less for each
+    token that it takes.
+    """
+    if not transcript.answer:
+        return 0.0
+    letters = [ord(each) - ord("a") for each in transcript.answer.lower() if "a" <= each <= "z"]
+    place = sum(at / 26**n for n, at in enumerate((letters + [25] * 8)[:8], start=1))
+    return 0.5 * (1 - place) - 0.005 * sum(len(turn.action_tokens) for turn in transcript.turns)
 
 
 def per_search(transcript: Transcript) -> float:

@@ -224,6 +224,7 @@ def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
         ("searches", {"truncation": 26}),
         ("words", {"truncation": 19, "malformed": 23, "repetition": 46, "searches": 51}),
         ("guesses", {"searches": 20, "no_signal": 25}),
+        ("sameness", {"searches": 20, "entropy": 42, "no_signal": 52}),
         ("repeats", {"truncation": 24, "repeated_queries": 44}),
     ],
 )

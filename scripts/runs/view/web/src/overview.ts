@@ -83,7 +83,7 @@ function card(run: source.Run, number: number): HTMLElement {
     { class: "card" },
     h("h2", {}, h("span", { class: `swatch s${number % 8}` }), run.name),
     run.damage ? h("p", { class: "bad", role: "alert" }, `Told up to here: ${run.damage}`) : null,
-    run.read < run.size && run.state === "" && !run.damage ? h("p", {}, "is being read …") : null,
+    run.read < 0.99 * run.size && !run.damage ? h("p", { role: "status" }, `Being read: ${Math.floor((100 * run.read) / run.size)} %`) : null,
     h("dl", {}, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", { title: value }, value)]).flat()),
   );
 }
