@@ -34,14 +34,21 @@ T = TypeVar("T")
 
 
 @contextmanager
-def status(text: str, file: IO[str] | None = None) -> Iterator[None]:
-    """Show that `text` is under way, on standard error or `file`."""
+def status(text: str | Callable[[], str], file: IO[str] | None = None) -> Iterator[None]:
+    """Show that `text`, or what it says each time, is under way, on standard error or `file`."""
     console = Console(stderr=True, file=file)
+    said = text if callable(text) else lambda: text
+    spinner = Spinner("dots", said())
+
+    def shown() -> Spinner:
+        spinner.update(text=said())
+        return spinner
+
     if console.is_terminal:
         # Redirected, `sys.stdout` would be the terminal too, wherever standard output goes; and
         # standard error, where it is not what is shown on.
         with Live(
-            Spinner("dots", text),
+            get_renderable=shown,
             console=console,
             transient=True,
             redirect_stdout=False,
@@ -49,7 +56,7 @@ def status(text: str, file: IO[str] | None = None) -> Iterator[None]:
         ):
             yield
     else:
-        with _lines(lambda: text, console.file):
+        with _lines(said, console.file):
             yield
 
 

@@ -16,7 +16,7 @@ from configs.load import ConfigError
 from configs.runtime.files import replacing, write_json
 from configs.runtime.process import Exit
 from replay.log.format import Segment, read_header
-from replay.log.segments import opened
+from replay.log.segments import opened, segments
 from scripts.options import Options, argument, option
 from scripts.runs.log import log_of, reading
 from scripts.runs.view.check import browser, check
@@ -97,8 +97,7 @@ def _require_folder(name: str, file: Path | None) -> None:
 
 def _check(runs: Sequence[Path], file: Path | None) -> int:
     with browser() as opened, _index(runs) as index:
-        with status(", ".join(reading(log_of(run)) for run in runs)):
-            index.catch_up(threading.Event())
+        _catch_up(index, runs)
         found = check(index, secrets.token_urlsafe(_KEY_BYTES), opened)
     _tell_damage(index)
     if file:
@@ -117,13 +116,26 @@ def _check(runs: Sequence[Path], file: Path | None) -> int:
 
 
 def _export(runs: Sequence[Path], file: Path, most: int) -> None:
-    with _index(runs) as index, status(", ".join(reading(log_of(run)) for run in runs)):
-        index.catch_up(threading.Event())
+    with _index(runs) as index:
+        _catch_up(index, runs)
         text = page(index, most)
     _tell_damage(index)
     with replacing(file, durable=False) as draft:
         draft.write_text(text, encoding="utf-8")
     print(clean(str(file)))
+
+
+def _catch_up(index: Index, runs: Sequence[Path]) -> None:
+    """Read all logs to their ends, and show how far it is."""
+    text = ", ".join(reading(log_of(run)) for run in runs)
+    size = sum(part.path.stat().st_size for run in runs for part in segments(log_of(run)))
+
+    def said() -> str:
+        read = sum(told.follower.read for told in index.runs)
+        return f"{text}: {100 * read // max(size, 1)} %"
+
+    with status(said):
+        index.catch_up(threading.Event())
 
 
 def _tell_damage(index: Index) -> None:
