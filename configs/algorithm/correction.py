@@ -49,6 +49,8 @@ class CorrectionConfig(Section, frozen=True):
             self.refuse("behaviour_floor", "behaviour_weight")
         elif self.centre == "behaviour" and self.behaviour_weight == "truncate":
             self.refuse("behaviour_floor", "proximal")  # the policy ratio has the whole correction
+        if self.centre == "behaviour" and self.behaviour_weight == "none":
+            self.refuse("behaviour_weight", "proximal")  # it only rejects there
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"

@@ -31,6 +31,7 @@ EXACT = {"rtol": 1e-8, "atol": 1e-10}  # verl adds 1e-8 to its denominators
 SINGLE = {"rtol": 1e-5, "atol": 1e-6}  # computed in float32
 ROLLOUT = {"$fx": "A.rollout_log_prob"}
 TWO = {"proximal": "behaviour"}
+UNCAPPED = {"kl_coef": 1.0, "anchor": "frozen", "behaviour_cap": math.inf}
 NARROW = {"clip_low": 0.2, "clip_high": 0.2}
 
 # vector: learner.* settings, and by name whatever is not among its inputs.
@@ -287,7 +288,7 @@ def test_kl_in_the_loss(name: str) -> None:
     estimator, clamp = KLS[name]
     mask &= kl.estimate("k3", current, reference) < clamp
     current.requires_grad_()
-    fields = TWO | {"anchor": "frozen", "kl_estimator": estimator, "behaviour_cap": math.inf}
+    fields = TWO | UNCAPPED | {"kl_estimator": estimator}
     loss = composed(known, current, mask, **fields)
     divergence = loss.divergence(current[mask])
     divergence.sum().backward()
@@ -313,7 +314,9 @@ def test_kl_over_candidates(name: str) -> None:
             logits.requires_grad_(),
         )
     )
-    settings = TWO | TOP_K[name] | {"kl_coef": 1.0, "anchor": "frozen", "behaviour_cap": math.inf}
+    settings = TWO | UNCAPPED | TOP_K[name]
+    if settings.get("kl_weight") == "none":
+        del settings["behaviour_cap"]
     config = LearnerConfig(**settings, kl_top_k=ids.shape[-1])
     topk = kl.TopK(
         logprobs=reference[mask][:, 1:],
