@@ -13,6 +13,12 @@ _UNUSED = {
     "reinforce": ("clip_low", "clip_high", "ratio_cap", "proximal"),
     "cispo": ("ratio_cap",),
 }
+_AT_A_RATIO_OF_1 = {  # one step a batch: the policy before the step is the current one
+    "grpo": ("clip_low", "clip_high", "ratio_cap"),
+    "gspo": ("clip_low", "clip_high", "ratio_cap"),
+    "cispo": ("clip_low", "clip_high"),
+    "dppo_tv": ("ratio_cap",),  # its bounds are on the distance from who sampled
+}
 
 
 class CorrectionConfig(Section, frozen=True):
@@ -43,6 +49,9 @@ class CorrectionConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         for name in _UNUSED.get(self.objective, ()):
             self.refuse(name, "objective")
+        if self.proximal == "start_of_update":
+            for name in _AT_A_RATIO_OF_1[self.objective]:
+                self.refuse(name, "proximal")
         if self.centre != "ema":
             self.refuse("proximal_decay", "objective" if self.proximal == "ema" else "proximal")
         if self.behaviour_weight == "none":

@@ -47,6 +47,8 @@ def wide(objective: str, proximal: str = "ema", rule: str = "truncate") -> dict[
     unused = {"clip_low", "clip_high"} if objective == "reinforce" else set()
     if rule == "none" or (proximal == "behaviour" and rule == "truncate"):
         unused |= {"behaviour_floor", "behaviour_cap"}
+    if proximal == "start_of_update" and objective != "dppo_tv":
+        unused |= {"clip_low", "clip_high"}
     return {name: value for name, value in WIDE.items() if name not in unused}
 
 
