@@ -54,6 +54,12 @@ class DivergenceConfig(CorrectionConfig, frozen=True):
             self._refuse(["kl_estimator"], "kl_top_k")
         if self.kl_in == "reward":
             self._refuse(_OF_THE_LOSS, "kl_in")
+        elif self.kl_coef and self.kl_estimator == "k1":
+            raise ValueError(
+                f"learner.kl_estimator = 'k1' with learner.kl_coef = {self.kl_coef!r}: in the loss "
+                "its expected gradient is 0, so that it only adds noise: set it to 'k3++', or "
+                "leave it out and take learner.kl_top_k=32"
+            )
         if self.kl_tail is False:
             self._refuse(["kl_weight"], "kl_tail")
         self._refuse_weights()
