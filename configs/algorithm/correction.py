@@ -95,4 +95,6 @@ def _default(section: Section, name: str) -> Any:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return "null" if value is None else str(value)

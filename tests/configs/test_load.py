@@ -89,6 +89,10 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner.behaviour_floor=3", ["learner.behaviour_floor", "3", "behaviour_cap", "2"]),
         ("learner={objective: reinforce, clip_low: 0.1}", ["clip_low", "0.1", "'reinforce'"]),
         ("learner.betas=[0.9]", ["learner.betas", "0.9"]),
+        (
+            "learner={optimiser: sgd, betas: [0.9, 0.98]}",
+            ["learner.betas = (0.9, 0.98) acts on nothing", "'sgd': set it to [0.9, 0.95]"],
+        ),
         ("nonsense", ["nonsense", "a.b=value"]),
         ("seed.deep=1", ["seed", "deep", "1"]),
         ("weight_sync.publish_every=9", ["publish_every", "9", "max_staleness"]),
