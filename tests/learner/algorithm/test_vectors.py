@@ -122,10 +122,9 @@ ENUMERATED = {
 }
 SINGLES = {
     "verl.value_loss", "verl.entropy", "verl.adv.rfpp_baseline.R2", "pipelinerl.rl_step.reinforce",
-    "vcpo.ess", "emapg.ema_update", "identity.exact_reverse",
+    "vcpo.ess", "emapg.ema_update", "areal.kl.k3.clampTrue", "identity.exact_reverse",
 }  # fmt: skip
 NOT_OFFERED = {
-    "areal.kl.k3.clampTrue": "the log-ratio is clamped, never the value",
     "areal.a3po_prox": "the proximal policy is never interpolated",
     "primerl.default": "no squared log-ratio to the behaviour policy in the loss",
     "primerl.adv.max_rl.mixed": "rewards are never divided by their mean",
@@ -296,6 +295,15 @@ def test_kl_in_the_loss(name: str) -> None:
     assert mask.sum() >= 42
     torch.testing.assert_close(divergence.detach(), tensor(expected["kl"])[mask], **SINGLE)
     torch.testing.assert_close(current.grad[mask], gradient[mask], **SINGLE)
+
+
+def test_k3_where_its_value_is_not_clamped() -> None:
+    vector = VECTORS["areal.kl.k3.clampTrue"]
+    current, reference = (tensor(vector["inputs"][f"log_probs{which}"]) for which in ("", "_base"))
+    values, theirs = kl.estimate("k3", current, reference), tensor(vector["expected"]["kl"])
+    clamped = values >= 10.0  # they clamp every estimate there, and have no gradient on file
+    assert (~clamped).sum() == 20 and (theirs[clamped] == 10.0).all()
+    torch.testing.assert_close(values[~clamped], theirs[~clamped], **SINGLE)
 
 
 @pytest.mark.parametrize("name", TOP_K)
