@@ -288,7 +288,9 @@ class LearnerConfig(AlgorithmConfig, frozen=True):
                 "copies the weights that stage 3 scatters: set learner.zero_stage to 3, or leave "
                 "it out"
             )
-        require_critic(self.baseline, self.advantage_std, self.critic)
+        require_critic(self.baseline, self.advantage_std, self.critic, self.total_steps)
+        if self.optimiser == "sgd":
+            self.refuse("betas", "optimiser")
         check_credit(self.baseline, self.advantage_std, self.turn_credit, self.kl_in)
         check_moment(self.second_moment, self.objective, self.centre, self.clip_low, self.clip_high)
         if self.offload == "cpu" and not self.zero_stage:

@@ -13,6 +13,12 @@ _UNUSED = {
     "reinforce": ("clip_low", "clip_high", "ratio_cap", "proximal"),
     "cispo": ("ratio_cap",),
 }
+_AT_A_RATIO_OF_1 = {  # one step a batch: the policy before the step is the current one
+    "grpo": ("clip_low", "clip_high", "ratio_cap"),
+    "gspo": ("clip_low", "clip_high", "ratio_cap"),
+    "cispo": ("clip_low", "clip_high"),
+    "dppo_tv": ("ratio_cap",),  # its bounds are on the distance from who sampled
+}
 
 
 class CorrectionConfig(Section, frozen=True):
@@ -43,12 +49,17 @@ class CorrectionConfig(Section, frozen=True):
     def __post_init__(self) -> None:
         for name in _UNUSED.get(self.objective, ()):
             self.refuse(name, "objective")
+        if self.proximal == "start_of_update":
+            for name in _AT_A_RATIO_OF_1[self.objective]:
+                self.refuse(name, "proximal")
         if self.centre != "ema":
             self.refuse("proximal_decay", "objective" if self.proximal == "ema" else "proximal")
         if self.behaviour_weight == "none":
             self.refuse("behaviour_floor", "behaviour_weight")
         elif self.centre == "behaviour" and self.behaviour_weight == "truncate":
             self.refuse("behaviour_floor", "proximal")  # the policy ratio has the whole correction
+        if self.centre == "behaviour" and self.behaviour_weight == "none":
+            self.refuse("behaviour_weight", "proximal")  # it only rejects there
         if self.reduction == "constant_length" and not self.constant_length_tokens:
             raise ValueError(
                 "learner.reduction = 'constant_length' needs learner.constant_length_tokens above 0"
@@ -84,4 +95,6 @@ def _default(section: Section, name: str) -> Any:
 
 
 def _written(value: object) -> str:
+    if isinstance(value, tuple):
+        return str(list(value))
     return "null" if value is None else str(value)

@@ -50,7 +50,9 @@ class CriticConfig(Section, frozen=True):
             )
 
 
-def require_critic(baseline: str, advantage_std: str, critic: CriticConfig) -> None:
+def require_critic(
+    baseline: str, advantage_std: str, critic: CriticConfig, total_steps: int
+) -> None:
     """Raise ValueError where settings of the learner are of no use with, or without, a critic."""
     if baseline == "critic":
         if advantage_std not in ("whiten", "none"):
@@ -58,6 +60,12 @@ def require_critic(baseline: str, advantage_std: str, critic: CriticConfig) -> N
                 f"learner.advantage_std = {advantage_std!r} is the spread of groups' rewards, and "
                 "with learner.baseline = 'critic' each token has an advantage of its own: set it "
                 "to 'whiten' (as in PPO) or 'none'"
+            )
+        if 0 < total_steps <= critic.alone_steps:
+            raise ValueError(
+                f"learner.critic.alone_steps = {critic.alone_steps!r} with learner.total_steps = "
+                f"{total_steps!r}, in which the policy then never learns: lower that to "
+                f"{total_steps - 1} at most, or raise this"
             )
         return
     for field in CriticConfig.__struct_fields__:

@@ -54,8 +54,32 @@ class DivergenceConfig(CorrectionConfig, frozen=True):
             self._refuse(["kl_estimator"], "kl_top_k")
         if self.kl_in == "reward":
             self._refuse(_OF_THE_LOSS, "kl_in")
+        elif self.kl_coef and self.kl_estimator == "k1":
+            raise ValueError(
+                f"learner.kl_estimator = 'k1' with learner.kl_coef = {self.kl_coef!r}: in the loss "
+                "its expected gradient is 0, so that it only adds noise: set it to 'k3++', or "
+                "leave it out and take learner.kl_top_k=32"
+            )
         if self.kl_tail is False:
             self._refuse(["kl_weight"], "kl_tail")
+        self._refuse_weights()
+
+    @property
+    def weighs_kl(self) -> bool:
+        """True where the loss has a KL of what was sampled, multiplied by an importance weight."""
+        sampled = self.kl_coef > 0 and self.kl_in == "loss" and self.kl_tail is not False
+        return sampled and self.kl_weight != "none"
+
+    def _refuse_weights(self) -> None:
+        """Raise ValueError where no weight, the policy's or the KL's, has this level or cap."""
+        two = self.centre == "behaviour"  # the ratio of the centre to who sampled is 1
+        if self.behaviour_weight == "mask" or (not two and self.behaviour_weight != "none"):
+            return
+        because = "proximal" if two else "behaviour_weight"
+        if two or not self.weighs_kl:
+            self.refuse("behaviour_level", because)
+        if not self.weighs_kl:
+            self.refuse("behaviour_cap", because)
 
     def _refuse(self, fields: Sequence[str], because: str) -> None:
         """Raise ValueError naming the first of these fields that is set, and why it acts not."""

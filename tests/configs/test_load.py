@@ -60,6 +60,10 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner={kl_coef: 0.1, kl_top_k: 8}", ["kl_coef = 0.1 needs an anchor"]),
         ("learner.kl_in=reward", ["learner.kl_in = 'reward' acts on nothing", "kl_coef = 0.0"]),
         ("learner.kl_estimator=k2", ["learner.kl_estimator = 'k2' acts on nothing"]),
+        (
+            f"learner={{{KL}, kl_estimator: k1}}",
+            ["learner.kl_estimator = 'k1'", "'k3++'", "kl_top_k"],
+        ),
         (f"learner={{{KL}, kl_tail: false}}", ["kl_tail = False acts on nothing", "kl_top_k = 0"]),
         (f"learner={{{KL}, kl_direction: forward}}", ["kl_direction = 'forward' acts on nothing"]),
         (f"learner={{{KL}, kl_gradient: ema_pg}}", ["kl_gradient = 'ema_pg' acts on nothing"]),
@@ -85,6 +89,10 @@ def test_overrides_win_and_types_are_kept(yaml_file: Path) -> None:
         ("learner.behaviour_floor=3", ["learner.behaviour_floor", "3", "behaviour_cap", "2"]),
         ("learner={objective: reinforce, clip_low: 0.1}", ["clip_low", "0.1", "'reinforce'"]),
         ("learner.betas=[0.9]", ["learner.betas", "0.9"]),
+        (
+            "learner={optimiser: sgd, betas: [0.9, 0.98]}",
+            ["learner.betas = (0.9, 0.98) acts on nothing", "'sgd': set it to [0.9, 0.95]"],
+        ),
         ("nonsense", ["nonsense", "a.b=value"]),
         ("seed.deep=1", ["seed", "deep", "1"]),
         ("weight_sync.publish_every=9", ["publish_every", "9", "max_staleness"]),
@@ -408,5 +416,7 @@ def test_the_kl_s_switches_are_told_apart_from_what_is_left_out(yaml_file: Path)
     top_k = ["learner.anchor=ema", "learner.kl_coef=0.1", "learner.kl_top_k=8"]
     config = load(yaml_file, [*top_k, "learner.kl_tail=true", "learner.kl_direction=forward"])
     assert (config.learner.kl_tail, config.learner.kl_weight) == (True, None)
-    watched = load(yaml_file, ["learner.anchor=ema", "learner.kl_estimator=k2"])
-    assert watched.learner.kl_estimator == "k2"
+    for name in ("k1", "k2"):
+        watched = load(yaml_file, ["learner.anchor=ema", f"learner.kl_estimator={name}"])
+        assert watched.learner.kl_estimator == name
+    load(yaml_file, ["learner.anchor=ema", "learner.kl_coef=0.1", "learner.kl_in=reward"])

@@ -108,8 +108,8 @@ ASEARCHER = {  # ASearcher/configs/asearcher_local.yaml
     "replay.drop_no_signal": True,
     "learner.total_steps": 10 * (35_000 // 128),
     "learner.proximal": "start_of_update",
-    "learner.clip_low": 0.4,
-    "learner.clip_high": 0.4,
+    "learner.clip_low": None,  # theirs, .4, acts on nothing
+    "learner.clip_high": None,
     "learner.behaviour_weight": "mask",
     "learner.behaviour_level": "token",
     "learner.behaviour_cap": 5.0,

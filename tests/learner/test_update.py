@@ -484,9 +484,11 @@ def test_untruncated_modes_without_a_clip_share_one_gradient(
         ("grpo", "ema"), ("grpo", "start_of_update"), ("grpo", "behaviour"), ("cispo", "ema"),
         ("reinforce", "ema"),
     ):  # fmt: skip
-        bounds = {} if objective == "reinforce" else free
-        named = {"objective": objective, "proximal": proximal, "behaviour_cap": 1e9}
-        learner = with_learner(config, **named, **bounds).learner
+        bounded = objective != "reinforce" and proximal != "start_of_update"
+        bounds = free if bounded else {}
+        named = {"objective": objective, "proximal": proximal}
+        cap = {} if proximal == "behaviour" else {"behaviour_cap": 1e9}
+        learner = with_learner(config, **named, **bounds, **cap).learner
         engine = make_plain_engine(config)
         averages = Averages.begin(engine, learner)
         away_from_its_average(engine, averages.proximal)

@@ -18,6 +18,12 @@ def test_a_critic_may_be_the_policy_s_own() -> None:
     assert shared.learner.critic.coef == 0.5 and not shared.learner.has_critic_model
 
 
+@pytest.mark.parametrize(("alone", "total"), [(5, 6), (0, 1), (5, 0)])
+def test_a_policy_that_learns_may_wait_for_its_critic(alone: int, total: int) -> None:
+    steps = [f"learner.critic.alone_steps={alone}", f"learner.total_steps={total}"]
+    assert parse("", [*PPO, *steps], "test").learner.critic.alone_steps == alone
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -34,6 +40,10 @@ def test_a_critic_may_be_the_policy_s_own() -> None:
         (
             [*PPO, "learner.critic.on=policy", "learner.critic.updates=2"],
             "learner.critic.updates = 2 with learner.critic.on = 'policy'",
+        ),
+        (
+            [*PPO, "learner.critic.alone_steps=5", "learner.total_steps=5"],
+            "learner.critic.alone_steps = 5 with learner.total_steps = 5, .*: lower that to 4",
         ),
         ([*PPO, "learner.critic.gamma=0"], "gamma"),
         ([*PPO, "learner.critic.gae_lambda=1.1"], "gae_lambda"),

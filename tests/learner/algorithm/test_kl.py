@@ -126,6 +126,23 @@ def test_the_printed_gradient_is_off_by_that_of_the_candidates_mass(
     torch.testing.assert_close(printed - right, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize("ids", [[0], [2, 1], [3, 0, 4], [0, 1, 2, 3, 4]])
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+def test_without_the_tail_the_right_gradient_is_that_of_the_candidates_alone(
+    direction: str, ids: list[int]
+) -> None:
+    values, _, gradient = over(ids, direction, "unbiased", keeps_tail=False)
+    logits, log_p = logprobs("policy_logits")
+    log_q = logprobs("ref_logits")[1].detach()
+    if direction == "reverse":  # sum of grad(p) log(p/q)
+        terms = log_p.exp() * (log_p - log_q).detach()
+    else:  # sum of -q grad(log p), and grad of the candidates' mass
+        terms = log_p.exp() - log_q.exp() * log_p
+    terms[ids].sum().backward()
+    torch.testing.assert_close(gradient, logits.grad, **TOLERANCE)
+    assert bool((values == values[0]).all()), "nothing of it depends on the sample"
+
+
 def test_every_estimator_of_the_file_is_reproduced() -> None:
     assert sorted([*OFFERED, *TOP_K]) == sorted(FILE["on_policy"])
     assert sorted(CORRECTED) == sorted(FILE["corrected_estimators"])

@@ -9,14 +9,22 @@ PROXIMALS = ("ema", "start_of_update", "behaviour")
 RULES = ("truncate", "mask", "none")
 
 
+def acts(proximal: str, rule: str, level: str) -> bool:
+    """False where a rule or a level acts on nothing, and is refused."""
+    if proximal == "behaviour" and rule != "mask":
+        return rule == "truncate" and level == "token"
+    return rule != "none" or level == "token"
+
+
 def ahead(objective: str, level: str) -> set[tuple[str, str]]:
     """The centres and rules with which the current policy is looked at before the loss is made."""
     return {
         (proximal, rule)
         for proximal in (PROXIMALS if objective != "reinforce" else ("ema",))
         for rule in RULES
-        if looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
-                                     behaviour_weight=rule))
+        if acts(proximal, rule, level)
+        and looks_ahead(LearnerConfig(objective=objective, proximal=proximal, behaviour_level=level,
+                                      behaviour_weight=rule))
     }  # fmt: skip
 
 
@@ -31,7 +39,7 @@ def test_a_sequences_weight_is_looked_at_ahead(level: str) -> None:
 def test_a_tokens_weight_is_not() -> None:
     for objective in ("grpo", "cispo", "dppo_tv", "reinforce"):
         assert ahead(objective, "token") == set()
-    drifts = {(proximal, rule) for proximal in ("ema", "behaviour") for rule in RULES}
+    drifts = {(p, rule) for p in ("ema", "behaviour") for rule in RULES if acts(p, rule, "token")}
     assert ahead("gspo", "token") == drifts, "a sequence's own ratio"
 
 

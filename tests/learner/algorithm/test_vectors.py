@@ -31,6 +31,7 @@ EXACT = {"rtol": 1e-8, "atol": 1e-10}  # verl adds 1e-8 to its denominators
 SINGLE = {"rtol": 1e-5, "atol": 1e-6}  # computed in float32
 ROLLOUT = {"$fx": "A.rollout_log_prob"}
 TWO = {"proximal": "behaviour"}
+UNCAPPED = {"kl_coef": 1.0, "anchor": "frozen", "behaviour_cap": math.inf}
 NARROW = {"clip_low": 0.2, "clip_high": 0.2}
 
 # vector: learner.* settings, and by name whatever is not among its inputs.
@@ -121,10 +122,9 @@ ENUMERATED = {
 }
 SINGLES = {
     "verl.value_loss", "verl.entropy", "verl.adv.rfpp_baseline.R2", "pipelinerl.rl_step.reinforce",
-    "vcpo.ess", "emapg.ema_update", "identity.exact_reverse",
+    "vcpo.ess", "emapg.ema_update", "areal.kl.k3.clampTrue", "identity.exact_reverse",
 }  # fmt: skip
 NOT_OFFERED = {
-    "areal.kl.k3.clampTrue": "the log-ratio is clamped, never the value",
     "areal.a3po_prox": "the proximal policy is never interpolated",
     "primerl.default": "no squared log-ratio to the behaviour policy in the loss",
     "primerl.adv.max_rl.mixed": "rewards are never divided by their mean",
@@ -287,7 +287,7 @@ def test_kl_in_the_loss(name: str) -> None:
     estimator, clamp = KLS[name]
     mask &= kl.estimate("k3", current, reference) < clamp
     current.requires_grad_()
-    fields = TWO | {"anchor": "frozen", "kl_estimator": estimator, "behaviour_cap": math.inf}
+    fields = TWO | UNCAPPED | {"kl_estimator": estimator}
     loss = composed(known, current, mask, **fields)
     divergence = loss.divergence(current[mask])
     divergence.sum().backward()
@@ -295,6 +295,15 @@ def test_kl_in_the_loss(name: str) -> None:
     assert mask.sum() >= 42
     torch.testing.assert_close(divergence.detach(), tensor(expected["kl"])[mask], **SINGLE)
     torch.testing.assert_close(current.grad[mask], gradient[mask], **SINGLE)
+
+
+def test_k3_where_its_value_is_not_clamped() -> None:
+    vector = VECTORS["areal.kl.k3.clampTrue"]
+    current, reference = (tensor(vector["inputs"][f"log_probs{which}"]) for which in ("", "_base"))
+    values, theirs = kl.estimate("k3", current, reference), tensor(vector["expected"]["kl"])
+    clamped = values >= 10.0  # they clamp every estimate there, and have no gradient on file
+    assert (~clamped).sum() == 20 and (theirs[clamped] == 10.0).all()
+    torch.testing.assert_close(values[~clamped], theirs[~clamped], **SINGLE)
 
 
 @pytest.mark.parametrize("name", TOP_K)
@@ -313,7 +322,9 @@ def test_kl_over_candidates(name: str) -> None:
             logits.requires_grad_(),
         )
     )
-    settings = TWO | TOP_K[name] | {"kl_coef": 1.0, "anchor": "frozen", "behaviour_cap": math.inf}
+    settings = TWO | UNCAPPED | TOP_K[name]
+    if settings.get("kl_weight") == "none":
+        del settings["behaviour_cap"]
     config = LearnerConfig(**settings, kl_top_k=ids.shape[-1])
     topk = kl.TopK(
         logprobs=reference[mask][:, 1:],

@@ -15,7 +15,7 @@ from torch import Tensor, distributed
 from transformers import AutoModelForCausalLM
 
 from configs.runtime.process import die_with_parent
-from configs.schema import Config
+from configs.schema import Config, LearnerConfig
 from learner.health.tokens import TokenFiles
 from learner.model.engine import join_process_group
 from learner.model.placement import Placement
@@ -38,7 +38,11 @@ class Rank:
 
     def trainer(self, optimiser: str, dtype: str) -> Trainer:
         lr = {"sgd": 1e-2, "adamw": 1e-3}[optimiser]
-        learner = msgspec.structs.replace(self.config.learner, optimiser=optimiser, lr=lr)
+        learner = msgspec.structs.replace(self.config.learner, lr=lr)
+        if optimiser == "sgd":
+            learner = msgspec.structs.replace(
+                learner, optimiser=optimiser, betas=LearnerConfig().betas
+            )
         model = msgspec.structs.replace(self.config.model, dtype=dtype)
         return Trainer(msgspec.structs.replace(self.config, learner=learner, model=model))
 

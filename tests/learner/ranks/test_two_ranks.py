@@ -105,7 +105,9 @@ def plain(
 ) -> tuple[Any, list[dict[str, float]]]:
     """One plain rank's engine after as many steps, and its gauges."""
     lr = {"sgd": 1e-2, "adamw": 1e-3}[name]
-    learner = msgspec.structs.replace(pair.config.learner, optimiser=name, lr=lr)
+    learner = msgspec.structs.replace(pair.config.learner, lr=lr)
+    if name == "sgd":
+        learner = msgspec.structs.replace(learner, optimiser=name, betas=LearnerConfig().betas)
     engine = make_plain_engine(msgspec.structs.replace(pair.config, learner=learner))
     averages, gauges = Averages.begin(engine, learner), []
     for step in range(1, steps + 1):

@@ -87,7 +87,7 @@ def test_actors_that_are_slower_than_the_learner_set_the_step() -> None:
         (0, ["rejection=mean_k3", "rejection_bound=1", "proximal=ema"]),
         (1, ["behaviour_weight=mask", "behaviour_level=sequence"]),
         (1, ["objective=gspo"]),
-        (0, ["objective=gspo", "proximal=start_of_update"]),
+        (0, ["objective=gspo", "proximal=start_of_update", "clip_high=null"]),
         (1, ["objective=reinforce", "proximal=ema", "behaviour_level=sequence", "clip_high=null"]),
         (1, ["guard=action", "guard_coef=.1"]),
         (1, ["baseline=critic", "advantage_std=whiten", "critic.on=policy"]),
