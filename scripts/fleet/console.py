@@ -1,8 +1,8 @@
 """The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
 
-In a terminal no line is wider than it, and once the live view is open, that tells of the steps.
-In a file the lines that every run has are of FILE_WIDTH, so that they can be read anywhere;
-warnings and causes stay whole there, for whoever searches for them.
+In a terminal no line is wider than it but for a path or URL that is, and once the live view is
+open, that tells of the steps. In a file the lines that every run has are of FILE_WIDTH, so that
+they can be read anywhere; warnings and causes stay whole there, for whoever searches for them.
 """
 
 import time
@@ -81,8 +81,7 @@ class Console:
         """One line, of several in a terminal too narrow for it; `short`: in a file too."""
         width = self._rich.width if self._rich.is_terminal else FILE_WIDTH if short else 0
         for line in clean(text).split("\n"):
-            shown = broken(line, width) if len(line) > width > 0 else line
-            self._rich.print(shown, style=style, markup=False)
+            self._rich.print(broken(line, width) if width else line, style=style, markup=False)
         if self._view and style in EVENTS:
             self._view.event(text, style)
         self._last_line = time.monotonic()
