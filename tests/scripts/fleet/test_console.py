@@ -188,6 +188,27 @@ def test_each_data_set_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert other == "  lab/x: EM 0.000, 2.00 searches, 6 questions"
 
 
+def test_what_is_waited_for_is_said_oftener_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("scripts.fleet.console.time.monotonic", lambda: now)
+    console = Console()
+
+    def reminded(seconds: int) -> list[float]:
+        nonlocal now
+        told = list[float]()
+        for _ in range(2 * seconds):
+            now += 0.5
+            console.remind("the engines start")
+            told += [now] * ("... the engines start" in capsys.readouterr().out)
+        return told
+
+    assert reminded(20) == [5.5, 11.0, 16.5]
+    console.step(StepReport(1, GAUGES), 80)
+    assert reminded(40) == [35.5, 51.0]
+
+
 def test_what_a_log_or_a_policy_says_does_not_move_the_terminal() -> None:
     file = io.StringIO()
     Console(RichConsole(file=file, width=60)).say("died: \x1b]0;owned\x07\u202e[/x]")
