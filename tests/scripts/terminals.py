@@ -9,7 +9,8 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -109,3 +110,13 @@ def screen(said: str, columns: int, rows: int = 40) -> list[str]:
     shown = Screen(columns, rows)
     shown.feed(said)
     return ["".join(line).rstrip() for line in shown.lines]
+
+
+def recording(shown: list[str]) -> Callable[[str], AbstractContextManager[None]]:
+    """A `status` that shows nothing, and notes what it would."""
+
+    def status(text: str) -> AbstractContextManager[None]:
+        shown.append(text)
+        return nullcontext()
+
+    return status

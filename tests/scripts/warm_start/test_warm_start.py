@@ -22,6 +22,7 @@ from scripts.warm_start import warm_start
 from scripts.warm_start.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.parsing import parsed
+from tests.scripts.terminals import recording
 
 THINGS = ("mayor", "information", "answer", "action", "previous", "search")
 BEGUN = "held-out loss before the first step"
@@ -136,10 +137,15 @@ def test_without_a_terminal_lines_say_what_is_under_way(
 
 
 def test_what_is_left_is_a_model_folder_with_its_tokenizer(
-    given: list[str], tmp_path: Path, spelling_model_path: Path
+    given: list[str],
+    tmp_path: Path,
+    spelling_model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warm = Warm()
+    warm, shown = Warm(), list[str]()
+    monkeypatch.setattr(warm_start, "status", recording(shown))
     assert warm(*given, "--out", str(tmp_path / "out"), "--steps", "1", "--held-out", "0") == 0
+    assert (shown[0], shown[-1]) == ("loading the tokenizer", "writing the model")
     folder = tmp_path / "out" / "model"
     assert f"model.path={folder}" in warm.said
     digests = {
