@@ -170,9 +170,11 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _end("interrupted", Exit.INTERRUPTED)
     except _failures() as error:
+        from replay.log.format import OtherFormat  # late, as the others
+
         if isinstance(error, OSError) and not _is_the_user_s(error):
             raise
-        return _end(str(error), Exit.FAILED)
+        return _end(str(error), Exit.BAD_INPUT if isinstance(error, OtherFormat) else Exit.FAILED)
 
 
 def _failures() -> tuple[type[Exception], ...]:
