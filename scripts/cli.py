@@ -164,9 +164,9 @@ def main(words: Sequence[str] | None = None) -> int:
         spread = list(_one_each(words, listed))
         return command.main(spread, prog_name="forage", standalone_mode=False) or Exit.DONE
     except typer.TyperException as error:
-        return _refuse(_explained(error, name, words))
+        return _end(_explained(error, name, words), Exit.BAD_INPUT)
     except ConfigError as error:
-        return _refuse(str(error))
+        return _end(str(error), Exit.BAD_INPUT)
     except KeyboardInterrupt:
         return _end("interrupted", Exit.INTERRUPTED)
     except _failures() as error:
@@ -207,10 +207,6 @@ def _choices(group: str = "") -> str:
 def _end(text: str, code: int) -> int:
     complain(text)
     return code
-
-
-def _refuse(text: str) -> int:
-    return _end(text, Exit.BAD_INPUT)
 
 
 def application(name: str) -> typer.Typer:
