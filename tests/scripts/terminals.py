@@ -120,3 +120,13 @@ def recording(shown: list[str]) -> Callable[[str], AbstractContextManager[None]]
         return nullcontext()
 
     return status
+
+
+def told_by_command(*words: str) -> tuple[list[str], list[str]]:
+    """What a command of ours that ends well writes without a terminal: the lines of its standard
+    output, and of its standard error all but those on what is under way.
+    """
+    command = [sys.executable, "-m", "scripts.cli", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    said = done.stderr.splitlines()
+    return done.stdout.splitlines(), [e for e in said if not re.search(r" \(\d+ s\)$", e)]
