@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if COMPLETING in os.environ:  # a shell asks, and typer answers
         words = shlex.split(os.environ.get("COMP_WORDS", ""))[1:]
     elif not words or (words == words[:1] and words[0] in GROUPS):
-        return _refuse(_choices(*words))
+        return _end(_choices(*words), Exit.BAD_INPUT)
     elif words[0] == "--version":
         print(f"forage {importlib.metadata.version('forage')}")
         return Exit.DONE
