@@ -150,7 +150,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if COMPLETING in os.environ:  # a shell asks, and typer answers
         words = shlex.split(os.environ.get("COMP_WORDS", ""))[1:]
     elif not words or (words == words[:1] and words[0] in GROUPS):
-        return _refuse(_choices(*words))
+        return _end(_choices(*words), Exit.BAD_INPUT)
     elif words[0] == "--version":
         print(f"forage {importlib.metadata.version('forage')}")
         return Exit.DONE
@@ -164,15 +164,17 @@ def main(words: Sequence[str] | None = None) -> int:
         spread = list(_one_each(words, listed))
         return command.main(spread, prog_name="forage", standalone_mode=False) or Exit.DONE
     except typer.TyperException as error:
-        return _refuse(_explained(error, name, words))
+        return _end(_explained(error, name, words), Exit.BAD_INPUT)
     except ConfigError as error:
-        return _refuse(str(error))
+        return _end(str(error), Exit.BAD_INPUT)
     except KeyboardInterrupt:
         return _end("interrupted", Exit.INTERRUPTED)
     except _failures() as error:
+        from replay.log.format import OtherFormat  # late, as the others
+
         if isinstance(error, OSError) and not _is_the_user_s(error):
             raise
-        return _end(str(error), Exit.FAILED)
+        return _end(str(error), Exit.BAD_INPUT if isinstance(error, OtherFormat) else Exit.FAILED)
 
 
 def _failures() -> tuple[type[Exception], ...]:
@@ -205,10 +207,6 @@ def _choices(group: str = "") -> str:
 def _end(text: str, code: int) -> int:
     complain(text)
     return code
-
-
-def _refuse(text: str) -> int:
-    return _end(text, Exit.BAD_INPUT)
 
 
 def application(name: str) -> typer.Typer:

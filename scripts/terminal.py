@@ -8,7 +8,6 @@ would obey it. Whatever shows some takes it through `clean`, and lets rich read 
 import os
 import re
 import sys
-import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from rich.cells import cell_len, split_graphemes
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.measure import Measurement
@@ -27,6 +27,7 @@ from rich.table import Column, Table
 from configs.runtime.text import clean as clean
 
 FILE_WIDTH = 80  # of lines that every run has, where they go to no terminal
+TAB = 8  # cells between two stops
 FIRST_S = 5.0  # without a terminal: what is over sooner has no line
 EVERY_S = 5.0  # between two lines of one job
 PERIOD_S = 3600.0  # what the time that is left is reckoned from: a step may take minutes
@@ -75,25 +76,59 @@ def awaited(items: Iterable[T], text: str) -> Iterator[T]:
 
 
 def complain(text: str) -> None:
-    """Print an error to standard error; in a terminal each line breaks at words, at its width."""
+    """Print an error to standard error; in a terminal each line is `broken` at its width."""
     width = os.get_terminal_size(sys.stderr.fileno()).columns if sys.stderr.isatty() else 0
     for line in f"forage: {clean(text)}".split("\n"):
         print(broken(line, width) if width else line, file=sys.stderr)
 
 
 def broken(line: str, width: int) -> str:
-    """The line, broken at words into lines of this width; its own indent, and two further spaces,
-    stand before the second and those after it. A longer word is left to the terminal.
+    """The line, broken at words into lines of this width, in the cells that a terminal has; its own
+    indent, and two further spaces, stand before the second and those after it. A word that is wider
+    is folded. A path or URL (a word with a `/`) never is: it is there to be copied whole, and what
+    is too wide of it is left to the terminal.
     """
-    indent = line[: len(line) - len(line.lstrip())]
-    lines = textwrap.wrap(
-        line,
-        width,
-        subsequent_indent=f"{indent}  ",
-        break_long_words=False,  # a path stays whole
-        break_on_hyphens=False,
-    )
+    line = _without_tabs(line).rstrip()
+    if cell_len(line) <= width:
+        return line
+    width = max(width, 4)  # of two cells, and two before them
+    indent = " " * min(cell_len(line[: len(line) - len(line.lstrip())]), width - 4)
+    hang = f"{indent}  "
+    lines = [indent]
+    for blanks, word in re.findall(r"(\s*)(\S+)", line.lstrip()):
+        room = width - cell_len(lines[-1] + blanks)
+        if cell_len(word) <= room or ("/" in word and not lines[-1].strip()):
+            lines[-1] += blanks + word
+        elif "/" in word or cell_len(word) <= width - len(hang):
+            lines.append(hang + word)
+        elif room > 1:
+            lines += _folded(lines.pop() + blanks, word, hang, width)
+        else:
+            lines += _folded(hang, word, hang, width)
     return "\n".join(lines)
+
+
+def _folded(begun: str, word: str, hang: str, width: int) -> list[str]:
+    """The line that has begun, filled with the word, and those after it."""
+    lines, filled = [begun], cell_len(begun)
+    for start, end, cells in split_graphemes(word)[0]:
+        if filled + cells > width:
+            lines.append(hang)
+            filled = len(hang)
+        lines[-1] += word[start:end]
+        filled += cells
+    return lines
+
+
+def _without_tabs(line: str) -> str:
+    """The line with blanks up to each next stop, every eight cells, for its tabs."""
+    first, *rest = line.split("\t")
+    parts, filled = [first], cell_len(first)
+    for part in rest:
+        blanks = TAB - filled % TAB
+        parts.append(" " * blanks + part)
+        filled += blanks + cell_len(part)
+    return "".join(parts)
 
 
 def above(line: str) -> None:

@@ -30,7 +30,7 @@ from replay.rows import question_of
 from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
 from scripts.options import argument, option, refusing
 from scripts.setup.overrides import fields_of
-from scripts.terminal import Bars
+from scripts.terminal import Bars, status
 
 SCHEMA = pyarrow.schema(
     [
@@ -105,6 +105,14 @@ def prepared(options: PrepareOptions, columns: QuestionColumns) -> dict[str, Any
     refused: list[Row] = []
     with Bars("{task.description}", BarColumn(), "{task.completed:,} rows") as bars:
         rows = {kind: _read(each, columns, refused, bars) for kind, each in sources.items()}
+    with status("comparing and writing the questions"):
+        return _written(options, rows, refused)
+
+
+def _written(
+    options: PrepareOptions, rows: dict[str, list[Row]], refused: Sequence[Row]
+) -> dict[str, Any]:
+    """Write the rows; return the report. Raises OSError."""
     both = _asked(rows["train"]) & _asked(rows["eval"])
     overlap = {
         kind: dict(_by_set(row for row in each if _key(row) in both)) for kind, each in rows.items()

@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
 from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
 from scripts.options import Options, argument, option
 from scripts.setup.resolve import resolve
+from scripts.terminal import Bars, above
 
 DEMO, WIKI = TASKS = ("demo", "wiki")
 
@@ -102,7 +105,9 @@ def _demo(options: DemoOptions) -> int:
     seeded = (f"seed={options.seed}", *options.overrides)
     check_machine(resolve(load(config, seeded), "demo"))
     print(f"preparing the demo task (seed {options.seed}) ...", flush=True)
-    settings = _prepare(options.seed, options.retrieval == "dense")
+    with _bars() as bars:
+        bars.add_task("preparing the demo task", total=None)
+        settings = _prepare(options.seed, options.retrieval == "dense")
     print(f"  demo task ready: {time.monotonic() - begun:.1f} s", flush=True)
 
     from scripts.fleet.launch import TrainOptions, train
@@ -138,5 +143,9 @@ def _index(cache: Path, seed: int, corpus: Path) -> Path:
     return prepare_index(cache, seed, corpus, _tell)
 
 
+def _bars() -> Bars:
+    return Bars(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+
+
 def _tell(line: str) -> None:
-    print(f"  {line}", flush=True)
+    above(f"  {line}")

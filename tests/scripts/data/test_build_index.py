@@ -11,7 +11,7 @@ import pytest
 from configs.runtime.process import Exit
 from scripts import cli
 from tests.retrieval_server.encoders import make_encoder
-from tests.scripts.terminals import run_in_terminal
+from tests.scripts.terminals import run_in_terminal, told_by_command
 
 
 @pytest.fixture
@@ -46,6 +46,19 @@ def test_what_is_done_says_how_much_it_was(corpus: Path, tmp_path: Path) -> None
     code, told = run_in_terminal(words)
     ends = [line for line in told.splitlines() if "reading the corpus" in line]
     assert code == 0 and "2500/2500" in ends[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense"])
+def test_libraries_say_nothing_where_there_is_no_terminal(tmp_path: Path, kind: str) -> None:
+    (corpus := tmp_path / "corpus.jsonl").write_text('{"id": "a", "contents": "bore\\nkelu"}\n')
+    how = ["--kind", kind]
+    if kind == "dense":
+        how = ["--encoder", str(make_encoder(tmp_path / "encoder"))]
+    out, said = told_by_command("index", str(corpus), str(tmp_path / "out"), *how)
+    ours = [f"{tmp_path}/encoder says nothing of pooling or prefixes: mean pooling, no prefix"]
+    assert said == ours * (kind == "dense")
+    assert len(out) == 1 and out[0].startswith("1 passages, ")
 
 
 @pytest.mark.parametrize(

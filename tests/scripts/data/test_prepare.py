@@ -10,9 +10,9 @@ import pytest
 from replay.question_files import QuestionsError
 from replay.questions import load_questions
 from scripts import cli
-from scripts.data import data_sets
+from scripts.data import data_sets, prepare
 from scripts.data.data_sets import HOPS, hops_of
-from tests.scripts.terminals import run_in_terminal
+from tests.scripts.terminals import recording, run_in_terminal
 
 # The splits that FlashRAG has of each set, and the ids that its rows have.
 SPLITS = {
@@ -70,7 +70,11 @@ def test_search_r1s_sets_are_prepared_and_can_be_asked(tmp_path: Path) -> None:
     assert {q.id.split("/")[0]: q.hops for q in questions} == {**HOPS, "musique": 2}
 
 
-def test_what_is_asked_in_both_is_told_and_may_be_dropped(tmp_path: Path) -> None:
+def test_what_is_asked_in_both_is_told_and_may_be_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = list[str]()
+    monkeypatch.setattr(prepare, "status", recording(shown))
     own = tmp_path / "own.jsonl"
     asked = ["What is NQ test 0?", "something else ?"]
     own.write_text("".join(json.dumps({"question": q, "answers": ["x"]}) + "\n" for q in asked))
@@ -78,6 +82,7 @@ def test_what_is_asked_in_both_is_told_and_may_be_dropped(tmp_path: Path) -> Non
     report = json.loads((out / "report.json").read_text())
     assert report["asked_in_both"] == {"train": {"own": 1}, "eval": {"nq": 1}}
     assert report["rows"]["train"] == {"nq": 3, "own": 2}
+    assert shown == ["comparing and writing the questions"]
     out = run(tmp_path, "--train", f"nq,{own}", "--drop-overlap")
     assert [row["question"] for row in prepared(out, "train")][3:] == ["something else ?"]
 

@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.runtime.process import REPOSITORY, Exit
-from scripts import cli
+from scripts import cli, terminal
 from scripts.demo import encoder, task
 from scripts.demo.errors import ColdStartFailed
 from scripts.fleet import launch
@@ -49,6 +50,27 @@ def test_the_run_is_launched_on_the_task_and_its_exit_code_kept(launched: list[l
 def test_a_dense_index_is_searched_where_it_is_asked_for(launched: list[list[str]]) -> None:
     cli.main(["demo", "--retrieval", "dense"])
     assert "retrieval.index=dense" in launched[0]
+
+
+def test_a_preparation_is_told_of_by_the_clock(
+    launched: list[list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ready, told = task.prepare, ""
+    monkeypatch.setattr(terminal, "FIRST_S", 0.01)
+
+    def prepare(*given: Any) -> task.DemoFiles:
+        nonlocal told
+        end = time.monotonic() + 20
+        while not told and time.monotonic() < end:
+            time.sleep(0.01)
+            told += capsys.readouterr().err
+        return ready(*given)
+
+    monkeypatch.setattr(task, "prepare", prepare)
+    assert cli.main(["demo"]) == 3 and launched
+    assert told == "preparing the demo task (0 s)\n"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console as RichConsole
 
 from learner.health.rules import (
@@ -90,7 +91,12 @@ def spoken(console: Callable[[Console], None], width: int, terminal: bool) -> li
 
 @pytest.mark.parametrize("width", [30, 60, 120])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    text = "  the disk of runs/x will be full in 3 hours: " + "remove something there " * 9
+    path = f"/runs/{'質問' * width}/log"
+    said = (
+        "remove something there " * 9, "質問に答える " * 30, "質問" * 90, "step\treward\t" * 9,
+        "e\u0301" * 200, f"see {path} "
+    )  # fmt: skip
+    text = "  the disk of runs/x will be full in 3 hours: " + "".join(said)
 
     def speak(console: Console) -> None:
         console.phase("starting engines, verifying weights, evaluating the start")
@@ -98,10 +104,11 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
         console.step(StepReport(1, {gauge_of(name): 1.0 for name in RULES}), 80)
         console.phase("")
 
-    lines = [line for line in spoken(speak, width, True) if " " in line.strip()]
-    assert max(map(len, lines)) <= width
-    assert " ".join(" ".join(lines).split()).count(" ".join(text.split())) == 2
-    assert text.rstrip() in [line.rstrip() for line in spoken(speak, width, False)]
+    lines = spoken(speak, width, True)
+    assert [line.strip() for line in lines if cell_len(line) > width] == [path] * 2
+    assert "".join("".join(lines).split()).count("".join(text.split())) == 2
+    whole = [" ".join(line.split()) for line in spoken(speak, width, False)]
+    assert whole.count(" ".join(text.split())) == 2
 
 
 @pytest.mark.parametrize(("width", "terminal"), [(60, True), (200, False)])
@@ -179,6 +186,27 @@ def test_each_data_set_has_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert judge == "  judge 0.500"
     assert nq == "  nq: EM 0.500, sampled EM 0.250, judge 0.750, 1.00 searches, 4 questions"
     assert other == "  lab/x: EM 0.000, 2.00 searches, 6 questions"
+
+
+def test_what_is_waited_for_is_said_oftener_before_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("scripts.fleet.console.time.monotonic", lambda: now)
+    console = Console()
+
+    def reminded(seconds: int) -> list[float]:
+        nonlocal now
+        told = list[float]()
+        for _ in range(2 * seconds):
+            now += 0.5
+            console.remind("the engines start")
+            told += [now] * ("... the engines start" in capsys.readouterr().out)
+        return told
+
+    assert reminded(20) == [5.5, 11.0, 16.5]
+    console.step(StepReport(1, GAUGES), 80)
+    assert reminded(40) == [35.5, 51.0]
 
 
 def test_what_a_log_or_a_policy_says_does_not_move_the_terminal() -> None:

@@ -48,6 +48,20 @@ def run(make_recorded_run: Callable[..., RecordedRun], tmp_path: Path) -> Record
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_of_another_format_is_bad_input(
+    run: RecordedRun, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    for log in run.path.glob(f"{FILE_NAME}*"):
+        content = bytearray(log.read_bytes())
+        content[8] = 9
+        log.write_bytes(content)
+    capsys.readouterr()
+    assert cli.main([command, str(run.path)]) == 2
+    said = capsys.readouterr().err
+    assert "format version 9, this program reads" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("file", LEFT)
 def test_a_directory_without_a_log_is_called_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, command: str

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +23,7 @@ from scripts.warm_start import warm_start
 from scripts.warm_start.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.parsing import parsed
+from tests.scripts.terminals import recording, told_by_command
 
 THINGS = ("mayor", "information", "answer", "action", "previous", "search")
 BEGUN = "held-out loss before the first step"
@@ -135,11 +137,26 @@ def test_without_a_terminal_lines_say_what_is_under_way(
     assert "learning: " in said and " of 4 (" in said
 
 
+@pytest.mark.slow
+def test_libraries_say_nothing_where_there_is_no_terminal(given: list[str], tmp_path: Path) -> None:
+    own = (r"\d demonstrations to learn from, ", r"measuring the loss of ", f"{BEGUN}: ",
+           r"step 1/1  loss ", r"the model of step 1, the ", r"model\.path=/")  # fmt: skip
+    words = ["--steps", "1", "--out", str(tmp_path / "out")]
+    out, said = told_by_command("warm-start", *given, *words)
+    assert said == []
+    assert [line for line, begins in zip(out, own, strict=True) if not re.match(begins, line)] == []
+
+
 def test_what_is_left_is_a_model_folder_with_its_tokenizer(
-    given: list[str], tmp_path: Path, spelling_model_path: Path
+    given: list[str],
+    tmp_path: Path,
+    spelling_model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warm = Warm()
+    warm, shown = Warm(), list[str]()
+    monkeypatch.setattr(warm_start, "status", recording(shown))
     assert warm(*given, "--out", str(tmp_path / "out"), "--steps", "1", "--held-out", "0") == 0
+    assert (shown[0], shown[-1]) == ("loading the tokenizer", "writing the model")
     folder = tmp_path / "out" / "model"
     assert f"model.path={folder}" in warm.said
     digests = {

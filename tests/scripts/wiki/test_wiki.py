@@ -21,6 +21,7 @@ from scripts.wiki import articles, packages, wiki
 from scripts.wiki.packages import WikiError
 from scripts.wiki.questions import KINDS
 from scripts.wiki.wiki import WikiFiles, build, find
+from tests.scripts.terminals import recording
 from tests.scripts.wiki.registries import serving
 from tests.scripts.wiki.small import packaged
 
@@ -40,8 +41,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def files(folder: Path) -> WikiFiles:
-    return build(folder, 0, lambda line: None)
+def shown() -> list[str]:
+    """What was said to be under way while the files were made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def files(folder: Path, shown: list[str]) -> WikiFiles:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (wiki, wiki.task, wiki.model):
+            patch.setattr(module, "status", recording(shown))
+        return build(folder, 0, lambda line: None)
 
 
 def test_questions_are_read_and_what_is_known_of_each_is_beside_them(files: WikiFiles) -> None:
@@ -135,6 +145,16 @@ def test_what_was_interrupted_goes_on_to_the_same_bytes(
     assert not home.exists() and not list(folder.glob("*.draft"))
     build(folder, 0, lambda line: None)
     assert whole == {name: Path(getattr(files, name)).read_bytes() for name in whole}
+
+
+def test_each_piece_of_the_making_is_shown(files: WikiFiles, shown: list[str]) -> None:
+    assert shown[-5:] == [
+        "reading articles and countries",
+        "writing the corpus",
+        "making questions",
+        "dividing the questions",
+        "writing questions and demonstrations",
+    ]
 
 
 def test_waiting_for_another_is_said(

@@ -163,7 +163,7 @@ def test_a_damaged_log_is_told_up_to_there(
         (["{run}", "--port", "-1"], 2, "--port -1: at least 0"),
         (["{run}", "--export", "/nowhere/x.html"], 2, "--export '/nowhere/x.html': there is no"),
         (["{run}", "--check", "--json", "/nowhere/x.json"], 2, "--json '/nowhere/x.json': there"),
-        (["{other}"], 1, "format version 9, this program reads"),
+        (["{other}"], 2, "format version 9, this program reads"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(
