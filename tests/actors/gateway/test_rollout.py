@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -401,14 +402,24 @@ async def test_siblings_are_undisturbed(stage: Stage) -> None:
         "ask()\nn = question['attempt']\n"
         "if n == 1: time.sleep(60)\n"
         "if n == 2: os.kill(os.getpid(), 9)\n"
-        "if n == 3:\n    while os.fork(): pass\n    time.sleep(60)\n"
+        "if n == 3:\n"
+        "    for _ in range(40):\n"
+        "        if not os.fork():\n"
+        f"            open(f'{stage.folder}/child-{{os.getpid()}}', 'w')\n"
+        "            os.setsid()\n"
+        "            time.sleep(600)\n"
+        f"    while len(glob.glob('{stage.folder}/child-*')) < 40: time.sleep(0.01)\n"
+        "    time.sleep(60)\n"
         "return 'kelu'"
     )
-    program = stage.function(body, deadline_s=6.0)
+    program = stage.function(f"import glob\n{body}", deadline_s=6.0)
     async with stage.rolling(program) as rollouts:
-        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1, 2, 0))
+        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1, 2, 3, 0))
         ended = await asyncio.gather(*rolled, return_exceptions=True)
         gauges = rollouts.gauges()
-    assert [type(each) for each in ended] == [Trajectory, ProgramFailed, ProgramFailed, Trajectory]
-    assert gauges["actor/programs_failed_total"] == 2 and gauges["actor/programs_late_total"] == 1
+    failed = [ProgramFailed] * 3
+    assert [type(each) for each in ended] == [Trajectory, *failed, Trajectory]
+    assert gauges["actor/programs_failed_total"] == 3 and gauges["actor/programs_late_total"] == 2
+    children = [int(path.name.partition("-")[2]) for path in stage.folder.glob("child-*")]
+    assert len(children) == 40 and not any(psutil.pid_exists(each) for each in children)
     assert gauges["actor/calls_per_rollout"] == 1.0 and gauges["actor/token_mismatch"] == 0.0
