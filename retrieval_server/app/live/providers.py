@@ -28,6 +28,13 @@ _SHOWN_BYTES = 200
 _OF_THE_QUERY = (400, 413, 414, 422)
 _OF_THE_ACCOUNT = re.compile(rb"credit|api.?key|quota|billing|account", re.I)
 _RATE = re.compile(rb"rateLimitExceeded", re.I)
+# Some answer with the status of haste where waiting a while would not help.
+_SPENT = re.compile(
+    rb"(run )?out of (searches|credits)|(not enough|insufficient) (searches|credits|quota)"
+    rb"|dailyLimitExceeded|per (day|month)\b"
+    rb"|\b(daily|monthly)( [a-z]+)? (limit|quota|searches|queries|requests|credits)",
+    re.I,
+)
 
 
 class _Hit(msgspec.Struct, frozen=True):
@@ -176,11 +183,13 @@ def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: flo
     """Tell what an answer that is no 200 means; `pause_s` until the next try, where it says
     none, and at least where that may be billed again.
 
-    Some answer 400 where money or key are at fault, and Google may answer 403 to haste.
+    Some answer 400 where money or key are at fault, or 429 where all searches of the account, or
+    of its day, are made; and Google may answer 403 to haste.
     """
     said = f"answered {status}: {_shown(content)}"
     wait_s = retry_after_s if retry_after_s is not None else pause_s
-    if status == 429 or (status == 403 and _RATE.search(content)):
+    is_haste = status == 429 or (status == 403 and _RATE.search(content))
+    if is_haste and not _SPENT.search(content):
         return Fault(said, wait_s)
     if status >= 500:
         return Fault(said, max(wait_s, pause_s), billed=True)

@@ -11,7 +11,14 @@ import pytest
 from configs.retrieval import LiveConfig
 from retrieval_server.app.live.providers import PROVIDERS, Provider, fault, retry_after_s
 from retrieval_server.protocol import BadReply, Document
-from tests.retrieval_server.app.live.providers_at_home import KEY, body, refusal, throttled
+from tests.retrieval_server.app.live.providers_at_home import (
+    KEY,
+    body,
+    exhausted,
+    refusal,
+    spent,
+    throttled,
+)
 
 KINDS = sorted(PROVIDERS)
 
@@ -83,6 +90,17 @@ def test_haste_is_told_from_a_wrong_key(kind: str) -> None:
     status, _, content = refusal(kind, KEY)
     denied = sent(kind, status, content)
     assert (denied.after_s, denied.billed, denied.of_the_query) == (None, False, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_account_without_searches_is_told_from_haste(kind: str) -> None:
+    status, _, content = spent(kind)
+    for after in ({}, {"after_s": 3.0}):
+        empty = sent(kind, status, content, **after)
+        assert (empty.after_s, empty.billed, empty.of_the_query) == (None, False, False)
+        assert empty.said.startswith("see its account")
+    assert sent(kind, 403, exhausted("day")).after_s is None
+    assert sent(kind, 403, exhausted("minute")).after_s == 7.0
 
 
 def test_a_refused_query_is_told_from_an_empty_purse() -> None:
