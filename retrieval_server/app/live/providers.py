@@ -11,8 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -96,9 +96,7 @@ class Provider(ABC):
 
     def hidden(self, content: bytes) -> bytes:
         """Return what came from there without the key, which some say again."""
-        for shown in {self.key, quote(self.key, safe="")}:
-            content = content.replace(shown.encode(), b"...")
-        return content
+        return _spellings(self.key).sub(b"...", content)
 
     def _places(self) -> dict[str, str]:
         places = {"gl": self.asked.country, "hl": self.asked.language}
@@ -209,6 +207,21 @@ def retry_after_s(told: str) -> float | None:
         return min(max(0.0, left_s), LONGEST_RETRY_AFTER_S)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _spellings(key: str) -> re.Pattern[bytes]:
+    """What finds a key as it is, as an address has it, and as JSON escapes it."""
+    return re.compile("".join(_spelt(char) for char in key).encode())
+
+
+def _spelt(char: str) -> str:
+    units = char.encode("utf-16-be").hex()
+    numbers = "".join(rf"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    quoted = "".join(f"%{byte:02x}" for byte in char.encode())
+    escaped = re.escape(f"\\{char}") if char in '"\\/' else None
+    forms = (escaped, re.escape(char), f"(?i:{numbers})", f"(?i:{quoted})")
+    return f"(?:{'|'.join(filter(None, forms))})"
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", content: bytes) -> Any:

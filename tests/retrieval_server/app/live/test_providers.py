@@ -4,6 +4,7 @@ import json
 import time
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -80,6 +81,24 @@ def test_a_key_that_is_said_again_is_hidden(kind: str) -> None:
     content = json.dumps(refusal(kind, KEY)[2]).encode()
     assert KEY not in repr(provider(kind))
     assert KEY.encode() in content and KEY.encode() not in provider(kind).hidden(content)
+
+
+@pytest.mark.parametrize("key", [KEY, 'a/b+c="d"&<\'>\\é😀='])
+def test_however_it_is_spelt(key: str) -> None:
+    asked = PROVIDERS["serpapi"](LiveConfig(), key)
+    in_html = "".join(f"\\u{ord(each):04X}" if each in "<>&='" else each for each in key)
+    spelt = [
+        key,
+        quote(key),
+        quote(key, safe="").lower(),
+        json.dumps(key)[1:-1],
+        json.dumps(key, ensure_ascii=False)[1:-1],
+        json.dumps(key)[1:-1].replace("/", "\\/"),
+        in_html,
+    ]
+    for each in spelt:
+        assert asked.hidden(f'{{"said": "{each}."}}'.encode()) == b'{"said": "...."}'
+    assert asked.hidden(b"another") == b"another"
 
 
 @pytest.mark.parametrize("kind", KINDS)
