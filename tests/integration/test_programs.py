@@ -10,6 +10,7 @@ import psutil
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from configs.runtime.process import REPOSITORY
 from replay.codec import decode_trajectory
 from replay.log.event_log import read
 from replay.log.records import Delivered, Sampled
@@ -80,3 +81,27 @@ def says(process: psutil.Process, text: str) -> bool:
     with suppress(psutil.Error):
         return process.environ().get("CLAIMED") == text
     return False
+
+
+@pytest.mark.soak("programs")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("name", "least", "whole"),
+    [("search_with_openai", 0.90, 0.9), ("summarise_half_way", 0.80, 0.0)],
+)
+def test_the_demo_is_learnt_by_a_program(
+    launch: Callable[..., Run], name: str, least: float, whole: float
+) -> None:
+    in_one = ["actors.count=1", "actors.rollouts_in_flight=256", "actors.max_num_seqs=256"]
+    program = program_of(REPOSITORY / "examples" / f"{name}.py")
+    run = launch(*program, *in_one, "learner.total_steps=20")
+    assert run.wait(1700) == 0, "".join(run.lines) + run.logs()
+    summary = json.loads((run.run_dir / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("completed", 20)
+    assert summary["em_final"] >= least, summary
+    assert summary["token_mismatches"] == summary["lost_requests"] == 0
+    assert whole <= summary["merged_whole"] <= 1.0, summary
+    books = Audit()
+    books.fold(run.run_dir / "events.log")
+    assert books.fault_count == 0, books.summary()
+    assert run.leftovers(5.0) == []
