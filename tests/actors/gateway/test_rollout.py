@@ -391,6 +391,32 @@ async def test_a_key_is_good_for_its_own_rollout_and_no_longer(stage: Stage) -> 
     assert second.answer == "410 401" and len(second.turns) == len(first.turns) == 1
 
 
+async def test_who_shows_a_sibling_s_key_is_in_its_session(stage: Stage) -> None:
+    key, done = stage.folder / "key", stage.folder / "done"
+    body = (
+        f"key, done = '{key}', '{done}'\n"
+        "ask()\n"
+        "if question['attempt'] == 0:\n"
+        "    open(key + '.part', 'w').write(os.environ['OPENAI_API_KEY'])\n"
+        "    os.rename(key + '.part', key)\n"
+        "    while not os.path.exists(done): time.sleep(0.01)\n"
+        "    return 'kelu'\n"
+        "while not os.path.exists(key): time.sleep(0.01)\n"
+        "said = ask('of another ?', key=open(key).read())\n"
+        "open(done, 'w')\n"
+        "return said['object']"
+    )
+    async with stage.rolling(stage.function(body, deadline_s=30.0)) as rollouts:
+        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1))
+        shown, shower = await asyncio.gather(*rolled)
+        gauges = rollouts.gauges()
+    assert (shown.answer, shower.answer) == ("kelu", "text_completion")
+    read = [stage.prompter.decode(each.prompt_tokens) for each in shown.sequences]
+    assert read == ["who ?", "of another ?"] and len(shower.sequences) == 1
+    assert decode_trajectory(encode_trajectory(shown)).sequences[1].name == "2"
+    assert gauges["actor/token_mismatch"] == gauges["actor/programs_failed_total"] == 0.0
+
+
 async def test_a_megabyte_is_refused(stage: Stage) -> None:
     trajectory = await stage.play("ask()\nreturn str(ask('x' * 2_000_000))")
     assert trajectory.answer == "413" and len(trajectory.turns) == 1
