@@ -205,12 +205,7 @@ class EnvironmentConfig(Section, frozen=True):
                 "program's use before: lower the one or raise the other"
             )
         for server in self.mcp:
-            if not server.strip():
-                raise ValueError(
-                    f"environment.mcp = {server!r}: name a server by its command line or URL"
-                )
-            if server.lower().startswith(("http://", "https://")):
-                _require_bare(server)
+            _require_server(server)
         self._require_keys()
         if "{searches}" not in self.budget_template:
             raise ValueError(
@@ -239,6 +234,14 @@ class EnvironmentConfig(Section, frozen=True):
                     "one"
                 )
             seen.add((key.server, name))
+
+
+def _require_server(spec: str) -> None:
+    """Raise ValueError for an MCP server that is neither a command line nor a bare URL."""
+    if not spec.strip():
+        raise ValueError(f"environment.mcp = {spec!r}: name a server by its command line or URL")
+    if spec.lower().startswith(("http://", "https://")):
+        _require_bare(spec)
 
 
 def _require_bare(url: str) -> None:

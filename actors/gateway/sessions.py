@@ -1,8 +1,8 @@
 """The sessions of a gateway: each is a lease as a program sees it, behind a key of its own.
 
 A session keeps every call that was completed, in the order of their ends, and the result that was
-posted. Once it is closed its calls in flight end, and its key is refused: as that of an ended session
-while it is among the last 65,536 of these, later as one of no session.
+posted. Once it is closed its calls in flight end, and its key is refused: as that of an ended
+session while it is among the last 65,536 of these, later as one of no session.
 """
 
 import asyncio
