@@ -2,6 +2,7 @@
 
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
@@ -204,10 +205,7 @@ class EnvironmentConfig(Section, frozen=True):
                 "program's use before: lower the one or raise the other"
             )
         for server in self.mcp:
-            if not server.strip():
-                raise ValueError(
-                    f"environment.mcp = {server!r}: name a server by its command line or URL"
-                )
+            _require_server(server)
         self._require_keys()
         if "{searches}" not in self.budget_template:
             raise ValueError(
@@ -236,3 +234,32 @@ class EnvironmentConfig(Section, frozen=True):
                     "one"
                 )
             seen.add((key.server, name))
+
+
+def _require_server(spec: str) -> None:
+    """Raise ValueError for an MCP server that is neither a command line nor a bare URL."""
+    if not spec.strip():
+        raise ValueError(f"environment.mcp = {spec!r}: name a server by its command line or URL")
+    if spec.lower().startswith(("http://", "https://")):
+        _require_bare(spec)
+
+
+def _require_bare(url: str) -> None:
+    """Raise ValueError, which never holds what may be a key, for a URL that holds more than an
+    address.
+    """
+    try:
+        parts = urlsplit(url)
+        found = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+    except ValueError:
+        parts, found = None, False
+    if parts is None or not found:
+        raise ValueError(
+            "environment.mcp: a URL is no address: give one such as https://search.example/mcp"
+        )
+    if "?" in url or "#" in url or "@" in parts.netloc:
+        raise ValueError(
+            f"environment.mcp: the URL at {parts.hostname!r} holds a query, a fragment or a user's "
+            "name, which would be recorded: give the address alone, and the key by "
+            "environment.mcp_keys"
+        )

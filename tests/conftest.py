@@ -29,6 +29,7 @@ RUNS = {  # files whose tests start whole runs, in tests/integration
     "test_cluster.py",
     "test_detach.py",
     "test_lag0.py",
+    "test_live_run.py",
     "test_programs.py",
     "test_restarts.py",
     "test_resume.py",

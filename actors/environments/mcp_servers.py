@@ -108,9 +108,9 @@ class McpServer:
             self._connection, self.lost = None, self.lost + 1
             connection.end()
             told = connection.without_keys(_told(error))
-            logger.warning("the MCP server %r is lost: %s", _short(self.spec), told)
+            logger.warning("the MCP server %r is lost: %s", short(self.spec), told)
         return ServerLost(
-            f"the server {_short(self.spec)!r} is gone ({type(_cause(error)).__name__})"
+            f"the server {short(self.spec)!r} is gone ({type(_cause(error)).__name__})"
         )
 
 
@@ -213,12 +213,14 @@ def listed(spec: str, keys: Keys = ()) -> tuple[Listed, ...]:
     if thread.is_alive() or faults:
         why = _told(faults[0]) if faults else f"no answer within {_CONNECTED_WITHIN_S:g} s"
         raise ConfigError(
-            f"environment.mcp = {spec!r}: it does not answer as an MCP server: "
+            f"environment.mcp = {short(spec)!r}: it does not answer as an MCP server: "
             f"{mcp_keys.without(why, given.values())}: correct the command or URL, see that the "
             "server runs, or give it its keys, environment.mcp_keys"
         )
     if not found:
-        raise ConfigError(f"environment.mcp = {spec!r}: the server has no tools: leave it out")
+        raise ConfigError(
+            f"environment.mcp = {short(spec)!r}: the server has no tools: leave it out"
+        )
     return tuple(found)
 
 
@@ -261,11 +263,14 @@ async def _requests(url: str, headers: Mapping[str, str]) -> AsyncIterator[tuple
         yield streams
 
 
-def _short(spec: str) -> str:
-    """The name of a server's program, or of its host: the rest may hold keys."""
+def short(spec: str) -> str:
+    """Return the name of a server's program, or of its host: the rest may hold keys."""
     if spec.startswith(("http://", "https://")):
         return urlsplit(spec).hostname or ""
-    return PurePath(shlex.split(spec)[0]).name
+    try:
+        return PurePath(shlex.split(spec)[0]).name
+    except ValueError:  # a quotation that never ends
+        return PurePath(spec.split()[0]).name
 
 
 def _ends_connection(error: Exception) -> bool:

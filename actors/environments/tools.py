@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from actors.environments import python_process
-from actors.environments.mcp_servers import listed, server_of
+from actors.environments.mcp_servers import listed, server_of, short
 from actors.environments.python_process import runner
 from actors.environments.schema import Arguments
 from actors.environments.visit import visitor
@@ -70,13 +70,13 @@ def _loaded(encoded: bytes) -> tuple[Tool, ...]:
     settings = msgspec.json.decode(encoded, type=EnvironmentConfig)
     tools: list[Tool] = []
     named = [("tools", entry, _load(entry, settings)) for entry in settings.tools]
-    named += [("mcp", spec, _of_server(spec, settings)) for spec in settings.mcp]
-    for key, entry, found in named:
+    named += [("mcp", short(spec), _of_server(spec, settings)) for spec in settings.mcp]
+    for key, told, found in named:
         for tool in found:
             if tool.name in RESERVED or any(tool.name == other.name for other in tools):
                 theirs = " in the server, or put one before it that renames" if key == "mcp" else ""
                 raise ConfigError(
-                    f"environment.{key} = {entry!r}: its name {tool.name!r} is taken (by "
+                    f"environment.{key} = {told!r}: its name {tool.name!r} is taken (by "
                     f"{', '.join(RESERVED)} or another tool): rename it{theirs}"
                 )
             tools.append(tool)
@@ -124,7 +124,9 @@ def _of_server(spec: str, settings: EnvironmentConfig) -> Iterator[Tool]:
     server = server_of(spec, keys)
     for each in listed(spec, keys):
         if not _NAME.fullmatch(each.name):
-            raise ConfigError(f"environment.mcp = {spec!r}: its tool {each.name!r} makes no tag")
+            raise ConfigError(
+                f"environment.mcp = {short(spec)!r}: its tool {each.name!r} makes no tag"
+            )
         description = " ".join(each.description.split())
 
         async def call(_name: str = each.name, /, **arguments: Any) -> str:

@@ -1,7 +1,8 @@
 """The sessions of a gateway: each is a lease as a program sees it, behind a key of its own.
 
 A session keeps every call that was completed, in the order of their ends, and the result that was
-posted. Once it is closed its calls in flight end, and its key is refused by name for ever.
+posted. Once it is closed its calls in flight end, and its key is refused: as that of an ended
+session while it is among the last 65,536 of these, later as one of no session.
 """
 
 import asyncio
@@ -255,7 +256,10 @@ class Sessions:
 
 def ended() -> Refused:
     """Return the refusal of a call whose session is over."""
-    said = "this session has ended: no call with its key is served any more"
+    said = (
+        "this session has ended: no call with its key is served any more: end the program's work "
+        "before it returns or prints its result"
+    )
     return Refused(said, status=410, code="session_ended")
 
 

@@ -113,6 +113,30 @@ def test_each_fault_of_a_servers_key_is_named(key: dict[str, str], words: list[s
     assert "se-cret" not in said
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://mcp.example/mcp/?apiKey=se-cret",
+        "HTTPS://mcp.example/mcp#se-cret",
+        "https://user:se-cret@mcp.example/mcp",
+        "http://se-cret@127.0.0.1:8000/mcp",
+    ],
+)
+def test_a_url_that_may_hold_a_key_is_refused_unseen(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse(json.dumps({"environment": {"mcp": [url]}}), [], "here")
+    said = str(raised.value)
+    assert "would be recorded" in said and "the key by environment.mcp_keys" in said
+    assert "se-cret" not in said
+
+
+@pytest.mark.parametrize("url", ["https://", "https://h:99999/se-cret", "http://[se-cret/mcp"])
+def test_a_url_that_is_no_address_is_refused_unseen(url: str) -> None:
+    with pytest.raises(ConfigError, match="a URL is no address") as raised:
+        parse(json.dumps({"environment": {"mcp": [url]}}), [], "here")
+    assert "se-cret" not in str(raised.value)
+
+
 def test_a_servers_keys_are_kept_by_name_alone() -> None:
     local = {"server": "http://127.0.0.1:8000/mcp", "header": "X-Key", "file": "/home/me/key"}
     of_command = {"server": COMMAND, "variable": "KEY"}

@@ -11,8 +11,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -28,6 +28,13 @@ _SHOWN_BYTES = 200
 _OF_THE_QUERY = (400, 413, 414, 422)
 _OF_THE_ACCOUNT = re.compile(rb"credit|api.?key|quota|billing|account", re.I)
 _RATE = re.compile(rb"rateLimitExceeded", re.I)
+# Some answer with the status of haste where waiting a while would not help.
+_SPENT = re.compile(
+    rb"(run )?out of (searches|credits)|(not enough|insufficient) (searches|credits|quota)"
+    rb"|dailyLimitExceeded|per (day|month)\b"
+    rb"|\b(daily|monthly)( [a-z]+)? (limit|quota|searches|queries|requests|credits)",
+    re.I,
+)
 
 
 class _Hit(msgspec.Struct, frozen=True):
@@ -89,9 +96,7 @@ class Provider(ABC):
 
     def hidden(self, content: bytes) -> bytes:
         """Return what came from there without the key, which some say again."""
-        for shown in {self.key, quote(self.key, safe="")}:
-            content = content.replace(shown.encode(), b"...")
-        return content
+        return _spellings(self.key).sub(b"...", content)
 
     def _places(self) -> dict[str, str]:
         places = {"gl": self.asked.country, "hl": self.asked.language}
@@ -176,11 +181,13 @@ def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: flo
     """Tell what an answer that is no 200 means; `pause_s` until the next try, where it says
     none, and at least where that may be billed again.
 
-    Some answer 400 where money or key are at fault, and Google may answer 403 to haste.
+    Some answer 400 where money or key are at fault, or 429 where all searches of the account, or
+    of its day, are made; and Google may answer 403 to haste.
     """
     said = f"answered {status}: {_shown(content)}"
     wait_s = retry_after_s if retry_after_s is not None else pause_s
-    if status == 429 or (status == 403 and _RATE.search(content)):
+    is_haste = status == 429 or (status == 403 and _RATE.search(content))
+    if is_haste and not _SPENT.search(content):
         return Fault(said, wait_s)
     if status >= 500:
         return Fault(said, max(wait_s, pause_s), billed=True)
@@ -200,6 +207,21 @@ def retry_after_s(told: str) -> float | None:
         return min(max(0.0, left_s), LONGEST_RETRY_AFTER_S)
     except (TypeError, ValueError, OverflowError):
         return None
+
+
+@lru_cache(maxsize=8)
+def _spellings(key: str) -> re.Pattern[bytes]:
+    """What finds a key as it is, as an address has it, and as JSON escapes it."""
+    return re.compile("".join(_spelt(char) for char in key).encode())
+
+
+def _spelt(char: str) -> str:
+    units = char.encode("utf-16-be").hex()
+    numbers = "".join(rf"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    quoted = "".join(f"%{byte:02x}" for byte in char.encode())
+    escaped = re.escape(f"\\{char}") if char in '"\\/' else None
+    forms = (escaped, re.escape(char), f"(?i:{numbers})", f"(?i:{quoted})")
+    return f"(?:{'|'.join(filter(None, forms))})"
 
 
 def _decoded(decoder: "msgspec.json.Decoder[Any]", content: bytes) -> Any:

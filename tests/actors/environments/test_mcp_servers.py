@@ -358,11 +358,14 @@ def _runs(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("/nowhere/kelu", "does not answer as an MCP server: FileNotFoundError"),
+        ("/nowhere/kelu --key 'se-cret", "does not answer as an MCP server: ValueError"),
+        ("/nowhere/kelu --key se-cret", "does not answer as an MCP server: FileNotFoundError"),
         (f"{sys.executable} -c pass", "does not answer as an MCP server"),
         ("http://127.0.0.1:9/mcp", "does not answer as an MCP server"),
     ],
 )
 def test_a_server_that_does_not_answer_is_refused_by_name(spec: str, complaint: str) -> None:
-    with pytest.raises(ConfigError, match=f"environment.mcp = .*{complaint}"):
+    name = mcp_servers.short(spec)
+    with pytest.raises(ConfigError, match=f"environment.mcp = '{name}': .*{complaint}") as raised:
         load_tools(EnvironmentConfig(mcp=(spec,)))
+    assert "se-cret" not in str(raised.value)

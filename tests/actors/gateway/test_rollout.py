@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -390,6 +391,32 @@ async def test_a_key_is_good_for_its_own_rollout_and_no_longer(stage: Stage) -> 
     assert second.answer == "410 401" and len(second.turns) == len(first.turns) == 1
 
 
+async def test_who_shows_a_sibling_s_key_is_in_its_session(stage: Stage) -> None:
+    key, done = stage.folder / "key", stage.folder / "done"
+    body = (
+        f"key, done = '{key}', '{done}'\n"
+        "ask()\n"
+        "if question['attempt'] == 0:\n"
+        "    open(key + '.part', 'w').write(os.environ['OPENAI_API_KEY'])\n"
+        "    os.rename(key + '.part', key)\n"
+        "    while not os.path.exists(done): time.sleep(0.01)\n"
+        "    return 'kelu'\n"
+        "while not os.path.exists(key): time.sleep(0.01)\n"
+        "said = ask('of another ?', key=open(key).read())\n"
+        "open(done, 'w')\n"
+        "return said['object']"
+    )
+    async with stage.rolling(stage.function(body, deadline_s=30.0)) as rollouts:
+        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1))
+        shown, shower = await asyncio.gather(*rolled)
+        gauges = rollouts.gauges()
+    assert (shown.answer, shower.answer) == ("kelu", "text_completion")
+    read = [stage.prompter.decode(each.prompt_tokens) for each in shown.sequences]
+    assert read == ["who ?", "of another ?"] and len(shower.sequences) == 1
+    assert decode_trajectory(encode_trajectory(shown)).sequences[1].name == "2"
+    assert gauges["actor/token_mismatch"] == gauges["actor/programs_failed_total"] == 0.0
+
+
 async def test_a_megabyte_is_refused(stage: Stage) -> None:
     trajectory = await stage.play("ask()\nreturn str(ask('x' * 2_000_000))")
     assert trajectory.answer == "413" and len(trajectory.turns) == 1
@@ -401,14 +428,24 @@ async def test_siblings_are_undisturbed(stage: Stage) -> None:
         "ask()\nn = question['attempt']\n"
         "if n == 1: time.sleep(60)\n"
         "if n == 2: os.kill(os.getpid(), 9)\n"
-        "if n == 3:\n    while os.fork(): pass\n    time.sleep(60)\n"
+        "if n == 3:\n"
+        "    for _ in range(40):\n"
+        "        if not os.fork():\n"
+        f"            open(f'{stage.folder}/child-{{os.getpid()}}', 'w')\n"
+        "            os.setsid()\n"
+        "            time.sleep(600)\n"
+        f"    while len(glob.glob('{stage.folder}/child-*')) < 40: time.sleep(0.01)\n"
+        "    time.sleep(60)\n"
         "return 'kelu'"
     )
-    program = stage.function(body, deadline_s=6.0)
+    program = stage.function(f"import glob\n{body}", deadline_s=6.0)
     async with stage.rolling(program) as rollouts:
-        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1, 2, 0))
+        rolled = (rollouts.roll(make_lease(attempt=n), stage.retriever) for n in (0, 1, 2, 3, 0))
         ended = await asyncio.gather(*rolled, return_exceptions=True)
         gauges = rollouts.gauges()
-    assert [type(each) for each in ended] == [Trajectory, ProgramFailed, ProgramFailed, Trajectory]
-    assert gauges["actor/programs_failed_total"] == 2 and gauges["actor/programs_late_total"] == 1
+    failed = [ProgramFailed] * 3
+    assert [type(each) for each in ended] == [Trajectory, *failed, Trajectory]
+    assert gauges["actor/programs_failed_total"] == 3 and gauges["actor/programs_late_total"] == 2
+    children = [int(path.name.partition("-")[2]) for path in stage.folder.glob("child-*")]
+    assert len(children) == 40 and not any(psutil.pid_exists(each) for each in children)
     assert gauges["actor/calls_per_rollout"] == 1.0 and gauges["actor/token_mismatch"] == 0.0

@@ -103,10 +103,30 @@ def throttled(kind: str, after: str = "") -> Scripted:
     """The provider's 429."""
     said: Any = {"message": "Too many requests", "statusCode": 429}
     if kind == "serpapi":
-        said = {"error": "Your account has run out of searches."}
+        said = {"error": "Your searches exceed the hourly throughput limit of this API key."}
     if kind == "google_cse":
-        said = {"error": {"code": 429, "message": "Quota", "status": "RESOURCE_EXHAUSTED"}}
+        said = exhausted("minute")
     return 429, {"retry-after": after} if after else {}, said
+
+
+def spent(kind: str) -> Scripted:
+    """The provider's refusal where all searches that were paid for, or the day's, are made."""
+    if kind == "serper":
+        return 400, {}, {"message": "Not enough credits", "statusCode": 400}
+    if kind == "serpapi":
+        return 429, {}, {"error": "Your account has run out of searches."}
+    return 429, {}, exhausted("day")
+
+
+def exhausted(unit: str) -> dict[str, Any]:
+    """Google's words for too many queries a minute, or a day."""
+    said = (
+        f"Quota exceeded for quota metric 'Queries' and limit 'Queries per {unit}' of service "
+        "'customsearch.googleapis.com' for consumer 'project_number:1'."
+    )
+    errors = [{"message": said, "domain": "global", "reason": "rateLimitExceeded"}]
+    status = "RESOURCE_EXHAUSTED"
+    return {"error": {"code": 429, "message": said, "errors": errors, "status": status}}
 
 
 @contextmanager

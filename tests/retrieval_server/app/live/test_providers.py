@@ -4,6 +4,7 @@ import json
 import time
 from email.utils import formatdate
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -11,7 +12,14 @@ import pytest
 from configs.retrieval import LiveConfig
 from retrieval_server.app.live.providers import PROVIDERS, Provider, fault, retry_after_s
 from retrieval_server.protocol import BadReply, Document
-from tests.retrieval_server.app.live.providers_at_home import KEY, body, refusal, throttled
+from tests.retrieval_server.app.live.providers_at_home import (
+    KEY,
+    body,
+    exhausted,
+    refusal,
+    spent,
+    throttled,
+)
 
 KINDS = sorted(PROVIDERS)
 
@@ -75,6 +83,24 @@ def test_a_key_that_is_said_again_is_hidden(kind: str) -> None:
     assert KEY.encode() in content and KEY.encode() not in provider(kind).hidden(content)
 
 
+@pytest.mark.parametrize("key", [KEY, 'a/b+c="d"&<\'>\\é😀='])
+def test_however_it_is_spelt(key: str) -> None:
+    asked = PROVIDERS["serpapi"](LiveConfig(), key)
+    in_html = "".join(f"\\u{ord(each):04X}" if each in "<>&='" else each for each in key)
+    spelt = [
+        key,
+        quote(key),
+        quote(key, safe="").lower(),
+        json.dumps(key)[1:-1],
+        json.dumps(key, ensure_ascii=False)[1:-1],
+        json.dumps(key)[1:-1].replace("/", "\\/"),
+        in_html,
+    ]
+    for each in spelt:
+        assert asked.hidden(f'{{"said": "{each}."}}'.encode()) == b'{"said": "...."}'
+    assert asked.hidden(b"another") == b"another"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_haste_is_told_from_a_wrong_key(kind: str) -> None:
     limited = sent(kind, 429, throttled(kind)[2])
@@ -83,6 +109,17 @@ def test_haste_is_told_from_a_wrong_key(kind: str) -> None:
     status, _, content = refusal(kind, KEY)
     denied = sent(kind, status, content)
     assert (denied.after_s, denied.billed, denied.of_the_query) == (None, False, False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_account_without_searches_is_told_from_haste(kind: str) -> None:
+    status, _, content = spent(kind)
+    for after in ({}, {"after_s": 3.0}):
+        empty = sent(kind, status, content, **after)
+        assert (empty.after_s, empty.billed, empty.of_the_query) == (None, False, False)
+        assert empty.said.startswith("see its account")
+    assert sent(kind, 403, exhausted("day")).after_s is None
+    assert sent(kind, 403, exhausted("minute")).after_s == 7.0
 
 
 def test_a_refused_query_is_told_from_an_empty_purse() -> None:

@@ -19,7 +19,7 @@ from retrieval_server.protocol import (
     ScoredDocument,
 )
 from tests.retrieval_server.app.live.conftest import Configured
-from tests.retrieval_server.app.live.providers_at_home import Home, throttled
+from tests.retrieval_server.app.live.providers_at_home import Home, spent, throttled
 
 
 async def asked(live: LiveSearch, *queries: str, within_s: float = 10.0) -> Any:
@@ -96,6 +96,19 @@ async def test_a_429_is_waited_for_and_not_paid(home: Home, configured: Configur
     assert live.figures()["spent_usd"] == pytest.approx(0.03)
     late = [at for at in home.times if at > home.times[0] + 0.5]
     assert late and min(late) - home.times[0] >= 0.99
+
+
+async def test_an_account_without_searches_is_named_and_left_alone_for_a_minute(
+    home: Home, configured: Configured
+) -> None:
+    home.script = [spent(home.kind)]
+    async with open_live(configured(home)) as live:
+        with pytest.raises(RetrievalUnavailable, match="see its account"):
+            await asked(live, "q", within_s=2.0)
+        with pytest.raises(RetrievalOverloaded, match="see its account") as raised:
+            await asked(live, "r", within_s=2.0)
+        assert 55.0 < raised.value.retry_after_s <= 60.0
+    assert len(home.requests) == 1 and live.figures()["spent_usd"] == 0.0
 
 
 async def test_a_429_beyond_the_deadline_is_told_at_once(
