@@ -23,9 +23,10 @@ from starlette.routing import Mount, Route
 from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.runs.view import answers
-from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import LATEST
 from scripts.runs.view.timeline import timeline
+from scripts.runs.view.wanted import Wanted
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
@@ -138,6 +139,8 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         group=_whole(given, "group", -1),
         steps=span("step", _step),
         reward=span("reward", float),
+        searches=span("searches", float),
+        staleness=span("staleness", float),
         actor=given.get("actor", ""),
         times=span("time", float, LATEST),
         sort=given.get("sort", "number"),

@@ -69,6 +69,24 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     assert run["name"] == "<b>run" and run["records"] == 8 and HOSTILE not in json.dumps(run)
 
 
+def test_rollouts_are_asked_for_by_searches_and_staleness(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
+) -> None:
+    recorded_run.train(0)
+    index = index_of(recorded_run.path, hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+
+        def count(**given: str) -> int:
+            answer = client.get(f"/{KEY}/api/rollouts", params=given).json()
+            assert answer["count"] == len(answer["rows"])
+            return int(answer["count"])
+
+        assert count(staleness_from="0") == count(staleness_to="0", run="0") == 4
+        assert count(staleness_from="1") == count(staleness_from="0", run="1") == 0
+        assert count(searches_from="1", searches_to="1", run="1") == 3
+        assert count(searches_from="1.5") == count(searches_to="0", run="1") == 0
+
+
 @pytest.mark.parametrize(
     ("path", "given", "complaint"),
     [

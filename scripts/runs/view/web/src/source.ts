@@ -184,6 +184,8 @@ function matching(rows: Row[], asked: Asked): Row[] {
       (!asked.time_to || row.begun <= Number(asked.time_to)) &&
       within(row.step, "step") &&
       within(row.reward, "reward") &&
+      within(row.searches, "searches") &&
+      within(row.staleness, "staleness") &&
       [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),
   );
   const by = (asked.sort || "number") as keyof Row;
