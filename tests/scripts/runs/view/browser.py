@@ -26,6 +26,8 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.wait_for_selector(f"main[data-page={name}] .page")
         page.wait_for_timeout(300)
         seen["widths"][name] = page.evaluate("document.documentElement.scrollWidth")
+    if wait_for_news:
+        seen |= hold(page, url)
     page.goto(f"{url}#overview")
     page.wait_for_selector("main[data-page=overview] figure")
     page.wait_for_timeout(300)
@@ -74,6 +76,44 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.keyboard.press("ArrowRight")
         seen["learnt"] = page.locator(".readout").inner_text()
     return seen | look_at_time(page, url, wait_for_news)
+
+
+MARK = "document.querySelector('main .page').dataset.old = ''"
+DRAWING = "document.querySelector('.rule canvas').toDataURL()"
+
+
+def hold(page: Page, url: str) -> dict[str, Any]:
+    """Zoom a chart, hide a curve, give a link and then a field the focus, and wait for news."""
+    page.goto(f"{url}#health")
+    page.wait_for_selector("main[data-page=health] .rule canvas")
+    page.evaluate(MARK)
+    whole = page.evaluate(DRAWING)
+    box = page.locator(".rule .u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30, steps=3)
+    page.mouse.up()
+    page.locator(".rule .u-legend").nth(1).locator("th").nth(1).click()
+    page.mouse.move(0, 0)
+    zoomed = page.evaluate(DRAWING)
+    page.locator("#fired-ess-0-10").focus()
+    print("waiting", flush=True)
+    page.wait_for_selector("main .page:not([data-old])")
+    page.wait_for_timeout(100)
+    seen: dict[str, Any] = {"kept": [whole != zoomed, page.evaluate(DRAWING) == zoomed]}
+    seen["kept"] += [page.locator(".rule .u-series.u-off").count()]
+    seen["kept"] += [page.evaluate("document.activeElement.id")]
+    page.goto(f"{url}#overview")
+    page.locator("#gauge").focus()
+    page.evaluate(MARK)
+    print("waiting", flush=True)
+    expect(page.locator("#live")).to_have_text("live again once you leave the field")
+    seen["held"] = page.locator("main .page[data-old]").count()
+    page.keyboard.press("Tab")
+    page.wait_for_selector("main .page:not([data-old])")
+    expect(page.locator("#live")).to_have_text("live")
+    return seen
 
 
 def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:

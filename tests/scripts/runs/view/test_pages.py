@@ -18,6 +18,7 @@ import pytest
 from configs.load import save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
+from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.metrics.applications import FILE_NAME as APPLICATIONS
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
@@ -91,6 +92,11 @@ def served(
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
     recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
     save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
+    gauges = [
+        {"learner/current_ess": 0.5 + step / 99, "learner/entropy": 1.0} for step in range(12)
+    ]
+    notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
+    (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
     index = index_of(recorded_run.path, hostile_run)
     following = Following(index)
@@ -130,6 +136,9 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     look: Callable[[str], Any], served: str, recorded_run: RecordedRun
 ) -> None:
     browser = look(served)
+    for step in (1, 2):  # news, while something is held
+        assert browser.stdout.readline() == "waiting\n"
+        recorded_run.append(StepsCommitted(1.5, 1, step))
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.train(1)
     assert browser.stdout.readline() == "waiting\n"
@@ -137,6 +146,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
+    assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
     assert found["lanes"][2] == "weights"
     assert found["events"].count("sent again") == 1
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]

@@ -32,7 +32,7 @@ function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
     only && only.bound !== null ? h("p", { class: "soft" }, `bound: ${short(only.bound)}`) : null,
     rule.runs.flatMap((run, number) =>
       run.fired.map(([first, last]) =>
-        h("p", {}, h("a", { href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
+        h("p", {}, h("a", { id: `fired-${rule.name}-${number}-${first}`, href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
           `rollouts of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`)),
       ),
     ),
