@@ -128,9 +128,9 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     return {
         "lacks": clean(lacks),
         "unknown": clean(unknown)[:MOST_CAUSE],
-        "parts": trajectory.reward_parts,
+        "parts": {clean(name): part for name, part in trajectory.reward_parts.items()},
         "cause": clean(trajectory.reward_cause),
-        "timings": trajectory.timings,
+        "timings": {clean(name): seconds for name, seconds in trajectory.timings.items()},
         "actor": clean(trajectory.actor_id),
         "attempt": trajectory.attempt,
         "sequences": sequences,
@@ -147,6 +147,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
+    told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
         "name": clean(told.path.resolve().name),
         "path": clean(str(told.path)),
@@ -170,6 +171,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "events": [
             {"at": at, "step": step, "kind": kind, "said": said} for at, step, kind, said in events
         ],
+        "happened": index.rows(told_of, (number,))[0][0],
     }
 
 

@@ -25,6 +25,8 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.goto(f"{url}#{name}")
         page.wait_for_selector(f"main[data-page={name}] .page")
         page.wait_for_timeout(300)
+        if name == "health":
+            seen["bounds"] = page.locator(".bound").all_inner_texts()
         seen["widths"][name] = page.evaluate("document.documentElement.scrollWidth")
     if wait_for_news:
         seen |= hold(page, url)
@@ -34,6 +36,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["charts"] = page.locator("figure canvas").count()
     seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["events"] = page.locator(".events").first.inner_text()
+    seen["captions"] = page.locator("figcaption").all_inner_texts()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")

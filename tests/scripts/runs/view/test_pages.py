@@ -88,6 +88,7 @@ def served(
     """The address of the pages of two runs."""
     keep_tokens(recorded_run.path, recorded_run.train(0))
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
+    recorded_run.append(*[StepsCommitted(1.0, 1, 1)] * 2001)
     for number in range(1000, 1300):
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
     recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
@@ -147,6 +148,12 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
     assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
+    assert "Exact match, held out: 2 hops" in found["captions"]
+    (part,) = (each for each in found["captions"] if each.startswith("Exact match, held out: <scr"))
+    assert part.endswith(KEPT)
+    assert found["bounds"][0] == "bound: 0.8" and len(found["bounds"]) > 1
+    assert any(each.endswith(f" of {recorded_run.path.name}") for each in found["bounds"])
+    assert re.search(r"The newest 200 of 2,\d+\. Charts mark the newest 2,000\.", found["events"])
     assert found["lanes"][2] == "weights"
     assert found["events"].count("sent again") == 1
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]

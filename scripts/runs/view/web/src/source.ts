@@ -15,7 +15,7 @@ export interface Run {
   name: string; path: string; state: string; damage: string; read: number; size: number;
   records: number; step: number; steps: number; model: string; objective: string;
   environment: string; stopped: string; first: number; last: number;
-  evaluations: Evaluation[]; events: RunEvent[]; forecast: [number, number] | null;
+  evaluations: Evaluation[]; events: RunEvent[]; happened: number; forecast: [number, number] | null;
 }
 export interface Overview { runs: Run[]; gauges: string[]; stops: string[] }
 export interface Points { steps: number[]; values: (number | null)[] }
