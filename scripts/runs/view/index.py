@@ -298,6 +298,7 @@ class Index:
             del told.opened[group]
         names = ("em", "sampled_em", "em_by_hops", "questions", "searches")
         shown = {name: getattr(result, name) for name in names}
+        shown["em_by_hops"] = {clean(hops): em for hops, em in result.em_by_hops.items()}
         shown["em_by_set"] = {clean(name): each.em for name, each in result.sets.items()}
         self._base.execute(
             "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",

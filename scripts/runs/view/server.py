@@ -27,6 +27,7 @@ from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import LATEST
 from scripts.runs.view.timeline import timeline
 from scripts.runs.view.wanted import Wanted
+from scripts.terminal import clean
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
@@ -93,9 +94,9 @@ def application(index: Index, following: Following, key: str) -> Starlette:
             try:
                 return _json(answer(request.query_params))
             except (ConfigError, ReplayError, ValueError) as error:
-                return _json({"error": str(error)}, 400)
+                return _json({"error": clean(str(error))}, 400)
             except OSError as error:
-                return _json({"error": str(error)}, 500)
+                return _json({"error": clean(str(error))}, 500)
 
         return endpoint
 

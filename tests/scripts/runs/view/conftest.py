@@ -24,7 +24,10 @@ from tests.learner.health.test_diagnostics import facts
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import as_text
 
-HOSTILE = "<script>document.title='owned'</script>\x1b[31m\u202eevil\x00 ]]> </script> &amp;"
+HIDDEN = "\u200b\u00ad\ufeff\U000e0041"
+HOSTILE = (
+    f"<script>document.title='owned'</script>\x1b[31m\u202eevil{HIDDEN}\x00 ]]> </script> &amp;"
+)
 KEPT = "<script>document.title='owned'</script>[31mevil ]]> </script> &amp;"
 
 
@@ -66,7 +69,10 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
             searches=(Search(text, (text,), 0.1, "ok"),),
         )
         only = (TokenSequence(found.prompt_tokens, (turn,), text),)
-        found = msgspec.structs.replace(found, sequences=only, answer=text)
+        found = msgspec.structs.replace(
+            found, sequences=only, answer=text, actor_id=text,
+            reward_parts={text: 0.5}, timings={text: 0.5},
+        )  # fmt: skip
     found = msgspec.structs.replace(found, **changes)
     opened = GroupOpened(1.0, number, "train", question, 1, 0)
     payload = encode_trajectory(found)
@@ -104,7 +110,7 @@ def hostile_run(tmp_path: Path, bpe_tokenizer: Any) -> Path:
         for number in range(1, 4):
             log.append(delivery(number, HOSTILE, bpe_tokenizer))
         sets = {HOSTILE: SetResult(3, 0.25, None, 1.0)}
-        hops = {"1": 0.75, "2": 0.25}
+        hops = {"1": 0.75, "2": 0.25, HOSTILE: 0.5}
         log.append([
             EvaluationFinished(2.0, EvalResult(0, 3, 0.5, None, hops, {}, 1.0, 0, 0, sets=sets))
         ])  # fmt: skip

@@ -15,9 +15,11 @@ from starlette.testclient import TestClient
 
 from configs.load import ConfigError
 from learner.health.sentinels import FILE_NAME, Noted
-from scripts.runs.view.answers import rollout
+from replay.log.records import StepsCommitted
+from scripts.runs.view.answers import overview, rollout
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import Following, application, listener
+from scripts.terminal import clean
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery, keep_tokens
 
@@ -67,6 +69,26 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     run = asked("api/overview").json()["runs"][0]
     assert run["evaluations"][0]["em_by_set"] == {KEPT: 0.25}
     assert run["name"] == "<b>run" and run["records"] == 8 and HOSTILE not in json.dumps(run)
+
+
+def texts(found: Any) -> list[str]:
+    """All texts of a JSON value, names among them."""
+    if isinstance(found, dict):
+        return [*found, *(text for each in found.values() for text in texts(each))]
+    if isinstance(found, list):
+        return [text for each in found for text in texts(each)]
+    return [found] if isinstance(found, str) else []
+
+
+@pytest.mark.parametrize(
+    "path", ["overview", "health", "timeline", "waits", "rollouts", "rollout?number=4", "rollout"]
+)
+def test_no_answer_has_what_is_obeyed_or_hidden(asked: Callable[..., Any], path: str) -> None:
+    name, _, number = path.partition("?number=")
+    answer = asked(f"api/{name}", number=number or "9")
+    found = texts(answer.json())
+    assert found and [each for each in found if each != clean(each)] == []
+    assert (KEPT in found) == (path in ("overview", "rollouts", "rollout?number=4"))
 
 
 def test_rollouts_are_asked_for_by_searches_and_staleness(
@@ -142,6 +164,17 @@ def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:
     assert asked("api/rollouts", time_from="1.5", time_to="2.5").json()["count"] == 3
     assert asked("api/rollouts", time_to="1.5").json()["count"] == 0
     assert asked("api/rollouts", actor="actor").json()["count"] == 3
+
+
+def test_of_many_events_the_newest_are_told_and_how_many_there_were(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.runs.view.answers.MOST_EVENTS", 3)
+    recorded_run.append(*(StepsCommitted(1.0, 1, step) for step in range(9)))
+    index = index_of(recorded_run.path)
+    (run,) = overview(index)["runs"]
+    assert [each["said"][-1] for each in run["events"]] == ["8", "7", "6"]
+    assert run["happened"] == len(index.rows("SELECT 1 FROM events WHERE kind != 'group'")) > 9
 
 
 def test_a_rollback_is_an_event(index_of: Callable[..., Index], recorded_run: RecordedRun) -> None:
