@@ -59,6 +59,7 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
     found = trajectory_for(lease, "actor", 1.0)
     turn = found.turns[0]
     if text:
+        name = text[:100]
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         turn = msgspec.structs.replace(
             turn,
@@ -66,12 +67,12 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
             behaviour_logprobs=np.full(len(ids), -0.5, np.float32),
             policy_versions=np.zeros(len(ids), np.int32),
             observation_tokens=ids,
-            searches=(Search(text, (text,), 0.1, "ok"),),
+            searches=(Search(text, (name,), 0.1, "ok"),),
         )
-        only = (TokenSequence(found.prompt_tokens, (turn,), text),)
+        only = (TokenSequence(found.prompt_tokens, (turn,), name),)
         found = msgspec.structs.replace(
-            found, sequences=only, answer=text, actor_id=text,
-            reward_parts={text: 0.5}, timings={text: 0.5},
+            found, sequences=only, answer=text, actor_id=name,
+            reward_parts={name: 0.5}, timings={name: 0.5},
         )  # fmt: skip
     found = msgspec.structs.replace(found, **changes)
     opened = GroupOpened(1.0, number, "train", question, 1, 0)

@@ -3,19 +3,25 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
 from configs.load import ConfigError
 from learner.health.sentinels import FILE_NAME, Noted
-from replay.log.records import StepsCommitted
+from replay.codec import decode_trajectory
+from replay.log.event_log import EventLog
+from replay.log.records import Delivered, StepsCommitted
+from replay.trajectory import Search, TokenSequence
 from scripts.runs.view.answers import overview, rollout
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import Following, application, listener
@@ -164,6 +170,40 @@ def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:
     assert asked("api/rollouts", time_from="1.5", time_to="2.5").json()["count"] == 3
     assert asked("api/rollouts", time_to="1.5").json()["count"] == 0
     assert asked("api/rollouts", actor="actor").json()["count"] == 3
+
+
+def test_of_a_megabyte_a_part_is_sent_and_what_is_left_out_is_told(
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "long").mkdir()
+    shutil.copy(hostile_run / "config.yaml", folder)
+    said = np.array(bpe_tokenizer.encode("kelu vora\n", add_special_tokens=False), np.int32)
+    ids, megabyte = np.tile(said, 200_000 // len(said)), "abcdefghi\n" * 100_000
+    (_, delivered) = delivery(1, "kelu", bpe_tokenizer)
+    assert isinstance(delivered, Delivered)
+    (only,) = decode_trajectory(delivered.payload).sequences
+    turn = msgspec.structs.replace(
+        only.turns[0],
+        action_tokens=ids,
+        behaviour_logprobs=np.full(len(ids), -0.5, np.float32),
+        policy_versions=np.zeros(len(ids), np.int32),
+        observation_tokens=ids,
+        searches=(Search(megabyte, (), 0.1, "ok"),),
+    )
+    sequences = (TokenSequence(only.prompt_tokens, (turn,), ""),)
+    with EventLog.create(folder / "events.log") as log:
+        log.append(delivery(1, "kelu", bpe_tokenizer, sequences=sequences))
+        log.sync()
+    with TestClient(application(index := index_of(folder), Following(index), KEY)) as client:
+        answer = client.get(f"/{KEY}/api/rollout", params={"number": "1"})
+    assert len(answer.content) < 1_500_000
+    told = answer.json()["sequences"][0]["turns"][0]
+    shown = len(told["tokens"])
+    assert shown == 20_000 == len(told["logprobs"]) == len(told["versions"])
+    assert told["left"] == len(ids) - 20_000
+    assert told["observation"].endswith(f"… ({len(ids) - 100_000} more tokens)")
+    assert len(told["observation"]) < 100_100
+    assert told["searches"][0]["query"] == megabyte[:100_000] + "… (900000 more characters)"
 
 
 def test_of_many_events_the_newest_are_told_and_how_many_there_were(

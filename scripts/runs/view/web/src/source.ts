@@ -43,7 +43,7 @@ export interface Learnt {
 }
 export const FATES = ["trained", "clipped", "rejected", "masked"];
 export interface Turn {
-  tokens: string[]; logprobs: (number | null)[]; versions: number[]; observation: string;
+  tokens: string[]; left: number; logprobs: (number | null)[]; versions: number[]; observation: string;
   malformed: boolean; reward: number; info: string; seconds: number; learnt?: Learnt;
   searches: { query: string; passages: string[]; seconds: number; status: string }[];
 }
