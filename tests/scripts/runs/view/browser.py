@@ -36,6 +36,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["charts"] = page.locator("figure canvas").count()
     seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["events"] = page.locator(".events").first.inner_text()
+    seen["damage"] = page.locator(".card .bad[role=alert]").all_inner_texts()
     seen["captions"] = page.locator("figcaption").all_inner_texts()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
@@ -70,6 +71,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["action"] = page.locator(".action").first.inner_text()
     seen["scripts"] = page.locator("script").count()
     if wait_for_news:  # of a rollout that was trained
+        page.mouse.move(0, 0)  # pointing at nothing
         page.goto(f"{url}#rollouts?run=0&step_from=1&step_to=1")
         expect(page.locator(".table p")).to_have_text("4 rollouts", timeout=30_000)
         page.locator(".view").focus()
@@ -78,7 +80,31 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.locator(".action").first.focus()
         page.keyboard.press("ArrowRight")
         seen["learnt"] = page.locator(".readout").inner_text()
+        seen |= look_beside(page)
     return seen | look_at_time(page, url, wait_for_news)
+
+
+def look_beside(page: Page) -> dict[str, Any]:
+    """Click a sibling's chip and one of the same question; sort by a column's head."""
+    seen: dict[str, Any] = {"chips": []}
+    for _ in range(2):  # the first section, then the last
+        chips = (
+            page.locator(".others").nth(-1 if seen["chips"] else 0).locator(".chip:not(.picked)")
+        )
+        words = chips.first.inner_text()
+        chips.first.hover()
+        chips.first.click()
+        picked = page.locator(".others").first.locator(".chip.picked")
+        expect(picked).to_have_text(words)
+        seen["chips"].append(f"{picked.count()} picked")
+    head = page.locator(".row.head .c-reward")
+    for way in ("descending", "ascending"):
+        head.locator("button").click()
+        expect(page.locator(".row.head .c-reward")).to_have_attribute("aria-sort", way)
+    page.wait_for_selector(".row:not(.head) .c-reward")
+    page.wait_for_timeout(500)
+    rewards = [float(each) for each in page.locator(".row:not(.head) .c-reward").all_inner_texts()]
+    return seen | {"sorted": [way, rewards == sorted(rewards)]}
 
 
 MARK = "document.querySelector('main .page').dataset.old = ''"

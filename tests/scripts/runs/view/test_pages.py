@@ -20,6 +20,7 @@ from configs.runtime.process import REPOSITORY
 from configs.schema import Config
 from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.metrics.applications import FILE_NAME as APPLICATIONS
+from replay.log.event_log import EventLog
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
 from scripts.runs.view.index import Index
@@ -85,7 +86,7 @@ def look(playwright: Path) -> Callable[[str], "subprocess.Popen[str]"]:
 def served(
     index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
 ) -> Iterator[str]:
-    """The address of the pages of two runs."""
+    """The address of the pages of two runs, and of one whose log is damaged."""
     keep_tokens(recorded_run.path, recorded_run.train(0))
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
     recorded_run.append(*[StepsCommitted(1.0, 1, 1)] * 2001)
@@ -99,7 +100,14 @@ def served(
     notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
     (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
-    index = index_of(recorded_run.path, hostile_run)
+    (torn := hostile_run.with_name("torn")).mkdir()
+    with EventLog.create(torn / "events.log") as log:
+        log.append([StepsCommitted(1.0, 1, step) for step in range(9)])
+        log.sync()
+    content = bytearray((torn / "events.log").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (torn / "events.log").write_bytes(content)
+    index = index_of(recorded_run.path, hostile_run, torn)
     following = Following(index)
     server = Server(index, following, KEY)
     with listener(0) as found:
@@ -148,6 +156,9 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
     assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
+    (damage,) = found["damage"]
+    assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
+    assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
     assert "Exact match, held out: 2 hops" in found["captions"]
     named = [each for each in found["captions"] if each.startswith("Exact match, held out: <scr")]
     assert [each.endswith(KEPT) for each in named] == [False, True]  # hops, and a set
@@ -161,7 +172,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["of_time"] == "300 rollouts" and "other 300" in found["pointed"]
     assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]
     assert found["learnt"].endswith("; advantage 0; masked")
-    assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2
+    assert found["cards"] == [recorded_run.path.name, "<b>run", "torn"] and found["charts"] >= 2
     assert found["count"].endswith(" rollouts") and found["scripts"] == 1
     assert 4 < found["drawn"] < 100  # of some 310
     assert re.fullmatch(r"question \d+ \?", found["last"])
