@@ -2,8 +2,10 @@
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ from scripts.setup.resolve import run_config
 from scripts.terminal import clean
 
 MOST_EVENTS = 2000  # of a run; the newest
-MOST_TEXT = 100_000  # characters of one piece of a rollout
+MOST_TEXT = 100_000  # characters of one piece of a rollout, and tokens of one that are read
+MOST_TOKENS = 20_000  # of a turn
 MOST_CAUSE = 300  # characters of a file's fault
 MOST_STEPS = 5000  # of a curve: longer ones are thinned
 
@@ -128,9 +131,9 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     return {
         "lacks": clean(lacks),
         "unknown": clean(unknown)[:MOST_CAUSE],
-        "parts": trajectory.reward_parts,
-        "cause": clean(trajectory.reward_cause),
-        "timings": trajectory.timings,
+        "parts": {clean(name): part for name, part in trajectory.reward_parts.items()},
+        "cause": _cut(clean(trajectory.reward_cause)),
+        "timings": {clean(name): seconds for name, seconds in trajectory.timings.items()},
         "actor": clean(trajectory.actor_id),
         "attempt": trajectory.attempt,
         "sequences": sequences,
@@ -147,6 +150,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
+    told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
         "name": clean(told.path.resolve().name),
         "path": clean(str(told.path)),
@@ -170,6 +174,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "events": [
             {"at": at, "step": step, "kind": kind, "said": said} for at, step, kind, said in events
         ],
+        "happened": index.rows(told_of, (number,))[0][0],
     }
 
 
@@ -195,7 +200,7 @@ def _add(turns: Sequence[dict[str, Any]], values: Values) -> None:
             name: each[first:last].tolist() if name == "fate" else _figures(each[first:last])
             for name, each in values.items()
         }
-        first = last
+        first = last + turn["left"]
 
 
 def _figures(values: NDArray[np.floating[Any]]) -> list[float | None]:
@@ -206,18 +211,21 @@ def _figures(values: NDArray[np.floating[Any]]) -> list[float | None]:
 def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:
     return {
         "name": clean(sequence.name),
-        "prompt": _cut("".join(_pieces(sequence.prompt_tokens, tokenizer))),
+        "prompt": _text(sequence.prompt_tokens, tokenizer),
         "turns": [_turn(turn, tokenizer) for turn in sequence.turns],
     }
 
 
 def _turn(turn: Turn, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    logprobs = [round(float(p), 4) if math.isfinite(p) else None for p in turn.behaviour_logprobs]
+    pieces = _pieces(turn.action_tokens[:MOST_TOKENS], tokenizer)
+    pieces = pieces[: bisect_right(list(accumulate(map(len, pieces))), MOST_TEXT)]
+    logprobs = turn.behaviour_logprobs[: len(pieces)]
     return {
-        "tokens": _pieces(turn.action_tokens, tokenizer),
-        "logprobs": logprobs,
-        "versions": turn.policy_versions.tolist(),
-        "observation": _cut("".join(_pieces(turn.observation_tokens, tokenizer))),
+        "tokens": pieces,
+        "left": len(turn.action_tokens) - len(pieces),
+        "logprobs": [round(float(p), 4) if math.isfinite(p) else None for p in logprobs],
+        "versions": turn.policy_versions[: len(pieces)].tolist(),
+        "observation": _text(turn.observation_tokens, tokenizer),
         "malformed": turn.malformed,
         "reward": turn.reward,
         "info": _cut(clean(turn.info)),
@@ -245,6 +253,13 @@ def _pieces(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> list[str]
         return [
             clean(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens.tolist()
         ]
+
+
+def _text(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> str:
+    """What the tokens say, and how much of it is left out."""
+    text = _cut("".join(_pieces(tokens[:MOST_TEXT], tokenizer)))
+    left = len(tokens) - MOST_TEXT
+    return text if left <= 0 else f"{text}… ({left} more tokens)"
 
 
 def _cut(text: str) -> str:

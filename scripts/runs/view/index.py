@@ -26,6 +26,7 @@ from scripts.runs.view.course import Course
 from scripts.runs.view.events import refitted, said
 from scripts.runs.view.following import Follower, Placed
 from scripts.runs.view.lanes import LATEST, Lanes, Span
+from scripts.runs.view.wanted import Wanted
 from scripts.terminal import clean
 
 BATCH = 2000  # records between two looks at who else wants what is known of runs
@@ -58,10 +59,6 @@ SHOWN = (
     "expected", "answer", "reward", "searches", "turns", "tokens", "malformed", "sequences",
     "stop", "oldest", "newest", "step", "staleness", "fate", "gone", "begun", "actor",
 )  # fmt: skip
-SORTED_BY = (
-    "number", "reward", "searches", "turns", "tokens", "malformed", "step", "staleness", "question",
-    "stop",
-)  # fmt: skip
 
 
 @dataclass
@@ -88,24 +85,6 @@ class Told:
     def __post_init__(self) -> None:
         self.applications = Applications(self.path)
         self.restarts = RestartsSince(self.path)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which rollouts are asked for, and in which order."""
-
-    run: int = -1  # all
-    kind: str = ""
-    stop: str = ""
-    text: str = ""
-    question: str = ""
-    group: int = -1
-    steps: tuple[int, int] | None = None  # trained in one of these
-    reward: tuple[float, float] | None = None
-    actor: str = ""
-    times: tuple[float, float] | None = None  # under way in this span
-    sort: str = "number"
-    descending: bool = True
 
 
 class Index:
@@ -206,10 +185,8 @@ class Index:
 
     def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many rollouts are wanted, and some of them."""
-        where, values = _condition(wanted)
-        way = "DESC" if wanted.descending else "ASC"
-        sort = wanted.sort if wanted.sort in SORTED_BY else "number"
-        order = f"rowid {way}" if sort == "number" else f"{sort} {way} NULLS LAST, rowid DESC"
+        where, values = wanted.condition()
+        order = wanted.order()
         count = self.rows(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0]
         chosen = f"SELECT rowid FROM rollouts WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
         found = self.rows(  # of wide rows those alone are sorted that are shown
@@ -321,6 +298,7 @@ class Index:
             del told.opened[group]
         names = ("em", "sampled_em", "em_by_hops", "questions", "searches")
         shown = {name: getattr(result, name) for name in names}
+        shown["em_by_hops"] = {clean(hops): em for hops, em in result.em_by_hops.items()}
         shown["em_by_set"] = {clean(name): each.em for name, each in result.sets.items()}
         self._base.execute(
             "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?)",
@@ -358,30 +336,6 @@ class Index:
             "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)",
             (run, placed.number, placed.record.now, told.step, kind, _short(text)),
         )
-
-
-def _condition(wanted: Wanted) -> tuple[str, list[Any]]:
-    """The condition of a statement, and its values."""
-    parts, values = ["1"], list[Any]()
-    for column, value, none in (
-        ("run", wanted.run, -1), ("kind", wanted.kind, ""), ("stop", wanted.stop, ""),
-        ("question_id", wanted.question, ""), ("group_id", wanted.group, -1),
-        ("actor", wanted.actor, ""),
-    ):  # fmt: skip
-        if value != none:
-            parts.append(f"{column} = ?")
-            values.append(value)
-    for column, span in (("step", wanted.steps), ("reward", wanted.reward)):
-        if span is not None:
-            parts.append(f"{column} BETWEEN ? AND ?")
-            values.extend(span)
-    if wanted.times is not None:
-        parts.append("at >= ? AND begun <= ?")
-        values.extend(wanted.times)
-    if wanted.text:
-        parts.append("instr(searched, ?)")
-        values.append(wanted.text.lower())
-    return " AND ".join(parts), values
 
 
 def _wire(payload: bytes) -> WireTrajectory | None:

@@ -23,9 +23,11 @@ from starlette.routing import Mount, Route
 from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.runs.view import answers
-from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import LATEST
 from scripts.runs.view.timeline import timeline
+from scripts.runs.view.wanted import Wanted
+from scripts.terminal import clean
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
@@ -92,9 +94,9 @@ def application(index: Index, following: Following, key: str) -> Starlette:
             try:
                 return _json(answer(request.query_params))
             except (ConfigError, ReplayError, ValueError) as error:
-                return _json({"error": str(error)}, 400)
+                return _json({"error": clean(str(error))}, 400)
             except OSError as error:
-                return _json({"error": str(error)}, 500)
+                return _json({"error": clean(str(error))}, 500)
 
         return endpoint
 
@@ -138,6 +140,8 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         group=_whole(given, "group", -1),
         steps=span("step", _step),
         reward=span("reward", float),
+        searches=span("searches", float),
+        staleness=span("staleness", float),
         actor=given.get("actor", ""),
         times=span("time", float, LATEST),
         sort=given.get("sort", "number"),

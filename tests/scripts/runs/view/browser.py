@@ -25,13 +25,19 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.goto(f"{url}#{name}")
         page.wait_for_selector(f"main[data-page={name}] .page")
         page.wait_for_timeout(300)
+        if name == "health":
+            seen["bounds"] = page.locator(".bound").all_inner_texts()
         seen["widths"][name] = page.evaluate("document.documentElement.scrollWidth")
+    if wait_for_news:
+        seen |= hold(page, url)
     page.goto(f"{url}#overview")
     page.wait_for_selector("main[data-page=overview] figure")
     page.wait_for_timeout(300)
     seen["charts"] = page.locator("figure canvas").count()
     seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["events"] = page.locator(".events").first.inner_text()
+    seen["damage"] = page.locator(".card .bad[role=alert]").all_inner_texts()
+    seen["captions"] = page.locator("figcaption").all_inner_texts()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")
@@ -65,6 +71,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["action"] = page.locator(".action").first.inner_text()
     seen["scripts"] = page.locator("script").count()
     if wait_for_news:  # of a rollout that was trained
+        page.mouse.move(0, 0)  # pointing at nothing
         page.goto(f"{url}#rollouts?run=0&step_from=1&step_to=1")
         expect(page.locator(".table p")).to_have_text("4 rollouts", timeout=30_000)
         page.locator(".view").focus()
@@ -73,7 +80,69 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.locator(".action").first.focus()
         page.keyboard.press("ArrowRight")
         seen["learnt"] = page.locator(".readout").inner_text()
+        seen |= look_beside(page)
     return seen | look_at_time(page, url, wait_for_news)
+
+
+def look_beside(page: Page) -> dict[str, Any]:
+    """Click a sibling's chip and one of the same question; sort by a column's head."""
+    seen: dict[str, Any] = {"chips": []}
+    for _ in range(2):  # the first section, then the last
+        chips = (
+            page.locator(".others").nth(-1 if seen["chips"] else 0).locator(".chip:not(.picked)")
+        )
+        words = chips.first.inner_text()
+        chips.first.hover()
+        chips.first.click()
+        picked = page.locator(".others").first.locator(".chip.picked")
+        expect(picked).to_have_text(words)
+        seen["chips"].append(f"{picked.count()} picked")
+    head = page.locator(".row.head .c-reward")
+    for way in ("descending", "ascending"):
+        head.locator("button").click()
+        expect(page.locator(".row.head .c-reward")).to_have_attribute("aria-sort", way)
+    page.wait_for_selector(".row:not(.head) .c-reward")
+    page.wait_for_timeout(500)
+    rewards = [float(each) for each in page.locator(".row:not(.head) .c-reward").all_inner_texts()]
+    return seen | {"sorted": [way, rewards == sorted(rewards)]}
+
+
+MARK = "document.querySelector('main .page').dataset.old = ''"
+DRAWING = "document.querySelector('.rule canvas').toDataURL()"
+
+
+def hold(page: Page, url: str) -> dict[str, Any]:
+    """Zoom a chart, hide a curve, give a link and then a field the focus, and wait for news."""
+    page.goto(f"{url}#health")
+    page.wait_for_selector("main[data-page=health] .rule canvas")
+    page.evaluate(MARK)
+    whole = page.evaluate(DRAWING)
+    box = page.locator(".rule .u-over").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + 20)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 30, steps=3)
+    page.mouse.up()
+    page.locator(".rule .u-legend").nth(1).locator("th").nth(1).click()
+    page.mouse.move(0, 0)
+    zoomed = page.evaluate(DRAWING)
+    page.locator("#fired-ess-0-10").focus()
+    print("waiting", flush=True)
+    page.wait_for_selector("main .page:not([data-old])")
+    page.wait_for_timeout(100)
+    seen: dict[str, Any] = {"kept": [whole != zoomed, page.evaluate(DRAWING) == zoomed]}
+    seen["kept"] += [page.locator(".rule .u-series.u-off").count()]
+    seen["kept"] += [page.evaluate("document.activeElement.id")]
+    page.goto(f"{url}#overview")
+    page.locator("#gauge").focus()
+    page.evaluate(MARK)
+    print("waiting", flush=True)
+    expect(page.locator("#live")).to_have_text("live again once you leave the field")
+    seen["held"] = page.locator("main .page[data-old]").count()
+    page.keyboard.press("Tab")
+    page.wait_for_selector("main .page:not([data-old])")
+    expect(page.locator("#live")).to_have_text("live")
+    return seen
 
 
 def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:

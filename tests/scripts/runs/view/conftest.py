@@ -24,7 +24,10 @@ from tests.learner.health.test_diagnostics import facts
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import as_text
 
-HOSTILE = "<script>document.title='owned'</script>\x1b[31m\u202eevil\x00 ]]> </script> &amp;"
+HIDDEN = "\u200b\u00ad\ufeff\U000e0041"
+HOSTILE = (
+    f"<script>document.title='owned'</script>\x1b[31m\u202eevil{HIDDEN}\x00 ]]> </script> &amp;"
+)
 KEPT = "<script>document.title='owned'</script>[31mevil ]]> </script> &amp;"
 
 
@@ -56,6 +59,7 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
     found = trajectory_for(lease, "actor", 1.0)
     turn = found.turns[0]
     if text:
+        name = text[:100]
         ids = np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
         turn = msgspec.structs.replace(
             turn,
@@ -63,10 +67,13 @@ def delivery(number: int, text: str = "", tokenizer: Any = None, **changes: Any)
             behaviour_logprobs=np.full(len(ids), -0.5, np.float32),
             policy_versions=np.zeros(len(ids), np.int32),
             observation_tokens=ids,
-            searches=(Search(text, (text,), 0.1, "ok"),),
+            searches=(Search(text, (name,), 0.1, "ok"),),
         )
-        only = (TokenSequence(found.prompt_tokens, (turn,), text),)
-        found = msgspec.structs.replace(found, sequences=only, answer=text)
+        only = (TokenSequence(found.prompt_tokens, (turn,), name),)
+        found = msgspec.structs.replace(
+            found, sequences=only, answer=text, actor_id=name,
+            reward_parts={name: 0.5}, timings={name: 0.5},
+        )  # fmt: skip
     found = msgspec.structs.replace(found, **changes)
     opened = GroupOpened(1.0, number, "train", question, 1, 0)
     payload = encode_trajectory(found)
@@ -104,7 +111,7 @@ def hostile_run(tmp_path: Path, bpe_tokenizer: Any) -> Path:
         for number in range(1, 4):
             log.append(delivery(number, HOSTILE, bpe_tokenizer))
         sets = {HOSTILE: SetResult(3, 0.25, None, 1.0)}
-        hops = {"1": 0.75, "2": 0.25}
+        hops = {"1": 0.75, "2": 0.25, HOSTILE: 0.5}
         log.append([
             EvaluationFinished(2.0, EvalResult(0, 3, 0.5, None, hops, {}, 1.0, 0, 0, sets=sets))
         ])  # fmt: skip

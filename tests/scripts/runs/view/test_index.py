@@ -25,7 +25,8 @@ from replay.log.records import (
 )
 from replay.protocol import EvalResult, SetResult
 from scripts.runs.fleet_log import FleetLog
-from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.index import Index
+from scripts.runs.view.wanted import Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view import conftest
 from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery
@@ -88,6 +89,9 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
     assert numbers(index, sort="reward") == [5, 3, 2, 1, 4]
     assert numbers(index, sort="reward", descending=False) == [1, 2, 3, 5, 4]
     assert numbers(index, reward=(0.25, 0.5)) == [3, 2] and numbers(index, steps=(7, 7)) == [5, 2]
+    assert numbers(index, staleness=(6, 6)) == [5, 2] == numbers(index, staleness=(-1e9, 1e9))
+    assert numbers(index, staleness=(0, 5)) == [] == numbers(index, searches=(2, 1e9))
+    assert numbers(index, searches=(0, 1), reward=(0.25, 0.5)) == [3, 2]
     assert numbers(index, text="QUESTION 4") == [4] and numbers(index, text="%") == []
     assert numbers(index, question="q-2") == [2] == numbers(index, group=2)
     assert numbers(index, kind="eval") == [] == numbers(index, stop="turn_limit")

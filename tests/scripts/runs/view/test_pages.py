@@ -18,7 +18,9 @@ import pytest
 from configs.load import save
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
+from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.metrics.applications import FILE_NAME as APPLICATIONS
+from replay.log.event_log import EventLog
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
 from scripts.runs.view.index import Index
@@ -84,15 +86,28 @@ def look(playwright: Path) -> Callable[[str], "subprocess.Popen[str]"]:
 def served(
     index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
 ) -> Iterator[str]:
-    """The address of the pages of two runs."""
+    """The address of the pages of two runs, and of one whose log is damaged."""
     keep_tokens(recorded_run.path, recorded_run.train(0))
     recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
+    recorded_run.append(*[StepsCommitted(1.0, 1, 1)] * 2001)
     for number in range(1000, 1300):
         recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
     recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
     save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
+    gauges = [
+        {"learner/current_ess": 0.5 + step / 99, "learner/entropy": 1.0} for step in range(12)
+    ]
+    notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
+    (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
-    index = index_of(recorded_run.path, hostile_run)
+    (torn := hostile_run.with_name("torn")).mkdir()
+    with EventLog.create(torn / "events.log") as log:
+        log.append([StepsCommitted(1.0, 1, step) for step in range(9)])
+        log.sync()
+    content = bytearray((torn / "events.log").read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (torn / "events.log").write_bytes(content)
+    index = index_of(recorded_run.path, hostile_run, torn)
     following = Following(index)
     server = Server(index, following, KEY)
     with listener(0) as found:
@@ -130,6 +145,9 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     look: Callable[[str], Any], served: str, recorded_run: RecordedRun
 ) -> None:
     browser = look(served)
+    for step in (1, 2):  # news, while something is held
+        assert browser.stdout.readline() == "waiting\n"
+        recorded_run.append(StepsCommitted(1.5, 1, step))
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.train(1)
     assert browser.stdout.readline() == "waiting\n"
@@ -137,6 +155,16 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
+    assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
+    (damage,) = found["damage"]
+    assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
+    assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
+    assert "Exact match, held out: 2 hops" in found["captions"]
+    named = [each for each in found["captions"] if each.startswith("Exact match, held out: <scr")]
+    assert [each.endswith(KEPT) for each in named] == [False, True]  # hops, and a set
+    assert found["bounds"][0] == "bound: 0.8" and len(found["bounds"]) > 1
+    assert any(each.endswith(f" of {recorded_run.path.name}") for each in found["bounds"])
+    assert re.search(r"The newest 200 of 2,\d+\. Charts mark the newest 2,000\.", found["events"])
     assert found["lanes"][2] == "weights"
     assert found["events"].count("sent again") == 1
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]
@@ -144,7 +172,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["of_time"] == "300 rollouts" and "other 300" in found["pointed"]
     assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]
     assert found["learnt"].endswith("; advantage 0; masked")
-    assert found["cards"] == [recorded_run.path.name, "<b>run"] and found["charts"] >= 2
+    assert found["cards"] == [recorded_run.path.name, "<b>run", "torn"] and found["charts"] >= 2
     assert found["count"].endswith(" rollouts") and found["scripts"] == 1
     assert 4 < found["drawn"] < 100  # of some 310
     assert re.fullmatch(r"question \d+ \?", found["last"])

@@ -3,21 +3,29 @@
 import asyncio
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
 from configs.load import ConfigError
 from learner.health.sentinels import FILE_NAME, Noted
-from scripts.runs.view.answers import rollout
+from replay.codec import decode_trajectory
+from replay.log.event_log import EventLog
+from replay.log.records import Delivered, StepsCommitted
+from replay.trajectory import Search, TokenSequence
+from scripts.runs.view.answers import overview, rollout
 from scripts.runs.view.index import Index
 from scripts.runs.view.server import Following, application, listener
+from scripts.terminal import clean
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery, keep_tokens
 
@@ -67,6 +75,44 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     run = asked("api/overview").json()["runs"][0]
     assert run["evaluations"][0]["em_by_set"] == {KEPT: 0.25}
     assert run["name"] == "<b>run" and run["records"] == 8 and HOSTILE not in json.dumps(run)
+
+
+def texts(found: Any) -> list[str]:
+    """All texts of a JSON value, names among them."""
+    if isinstance(found, dict):
+        return [*found, *(text for each in found.values() for text in texts(each))]
+    if isinstance(found, list):
+        return [text for each in found for text in texts(each)]
+    return [found] if isinstance(found, str) else []
+
+
+@pytest.mark.parametrize(
+    "path", ["overview", "health", "timeline", "waits", "rollouts", "rollout?number=4", "rollout"]
+)
+def test_no_answer_has_what_is_obeyed_or_hidden(asked: Callable[..., Any], path: str) -> None:
+    name, _, number = path.partition("?number=")
+    answer = asked(f"api/{name}", number=number or "9")
+    found = texts(answer.json())
+    assert found and [each for each in found if each != clean(each)] == []
+    assert (KEPT in found) == (path in ("overview", "rollouts", "rollout?number=4"))
+
+
+def test_rollouts_are_asked_for_by_searches_and_staleness(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
+) -> None:
+    recorded_run.train(0)
+    index = index_of(recorded_run.path, hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+
+        def count(**given: str) -> int:
+            answer = client.get(f"/{KEY}/api/rollouts", params=given).json()
+            assert answer["count"] == len(answer["rows"])
+            return int(answer["count"])
+
+        assert count(staleness_from="0") == count(staleness_to="0", run="0") == 4
+        assert count(staleness_from="1") == count(staleness_from="0", run="1") == 0
+        assert count(searches_from="1", searches_to="1", run="1") == 3
+        assert count(searches_from="1.5") == count(searches_to="0", run="1") == 0
 
 
 @pytest.mark.parametrize(
@@ -124,6 +170,51 @@ def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:
     assert asked("api/rollouts", time_from="1.5", time_to="2.5").json()["count"] == 3
     assert asked("api/rollouts", time_to="1.5").json()["count"] == 0
     assert asked("api/rollouts", actor="actor").json()["count"] == 3
+
+
+def test_of_a_megabyte_a_part_is_sent_and_what_is_left_out_is_told(
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "long").mkdir()
+    shutil.copy(hostile_run / "config.yaml", folder)
+    said = np.array(bpe_tokenizer.encode("kelu vora\n", add_special_tokens=False), np.int32)
+    ids, megabyte = np.tile(said, 200_000 // len(said)), "abcdefghi\n" * 100_000
+    (_, delivered) = delivery(1, "kelu", bpe_tokenizer)
+    assert isinstance(delivered, Delivered)
+    (only,) = decode_trajectory(delivered.payload).sequences
+    turn = msgspec.structs.replace(
+        only.turns[0],
+        action_tokens=ids,
+        behaviour_logprobs=np.full(len(ids), -0.5, np.float32),
+        policy_versions=np.zeros(len(ids), np.int32),
+        observation_tokens=ids,
+        searches=(Search(megabyte, (), 0.1, "ok"),),
+    )
+    sequences = (TokenSequence(only.prompt_tokens, (turn,), ""),)
+    with EventLog.create(folder / "events.log") as log:
+        log.append(delivery(1, "kelu", bpe_tokenizer, sequences=sequences))
+        log.sync()
+    with TestClient(application(index := index_of(folder), Following(index), KEY)) as client:
+        answer = client.get(f"/{KEY}/api/rollout", params={"number": "1"})
+    assert len(answer.content) < 1_500_000
+    told = answer.json()["sequences"][0]["turns"][0]
+    shown = len(told["tokens"])
+    assert shown == 20_000 == len(told["logprobs"]) == len(told["versions"])
+    assert told["left"] == len(ids) - 20_000
+    assert told["observation"].endswith(f"… ({len(ids) - 100_000} more tokens)")
+    assert len(told["observation"]) < 100_100
+    assert told["searches"][0]["query"] == megabyte[:100_000] + "… (900000 more characters)"
+
+
+def test_of_many_events_the_newest_are_told_and_how_many_there_were(
+    index_of: Callable[..., Index], recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scripts.runs.view.answers.MOST_EVENTS", 3)
+    recorded_run.append(*(StepsCommitted(1.0, 1, step) for step in range(9)))
+    index = index_of(recorded_run.path)
+    (run,) = overview(index)["runs"]
+    assert [each["said"][-1] for each in run["events"]] == ["8", "7", "6"]
+    assert run["happened"] == len(index.rows("SELECT 1 FROM events WHERE kind != 'group'")) > 9
 
 
 def test_a_rollback_is_an_event(index_of: Callable[..., Index], recorded_run: RecordedRun) -> None:

@@ -31,10 +31,11 @@ from replay.trajectory import Question, Sampling, Search, TokenSequence
 from scripts.runs.view import lanes
 from scripts.runs.view import timeline as answers
 from scripts.runs.view.bins import STRIDE, WIDTHS
-from scripts.runs.view.index import Index, Wanted
+from scripts.runs.view.index import Index
 from scripts.runs.view.lanes import ACTORS, STATES, Span
 from scripts.runs.view.spans import keep
 from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
+from scripts.runs.view.wanted import Wanted
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.runs.view.conftest import delivery

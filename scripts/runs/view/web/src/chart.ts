@@ -17,7 +17,10 @@ export interface Options {
 }
 
 const HEIGHT = 170;
-const drawn: { chart: uPlot; place: HTMLElement }[] = [];
+const drawn: { title: string; chart: uPlot; place: HTMLElement }[] = [];
+
+/** What a reader has made of a chart: the steps looked at, if not all, and the curves hidden. */
+interface Look { steps: { min: number; max: number } | null; hidden: Set<string> }
 
 /** The value of a colour of the style sheet. */
 export function colour(name: string): string {
@@ -38,9 +41,31 @@ export function chart(options: Options): HTMLElement {
   );
   queueMicrotask(() => {
     const made = new uPlot(settings(options, lines, place.clientWidth || 320), data, place);
-    drawn.push({ chart: made, place });
+    drawn.push({ title: options.title, chart: made, place });
   });
   return figure;
+}
+
+/** What readers have made of the charts that are shown, by title. */
+export function looks(): Map<string, Look> {
+  return new Map(drawn.filter(({ place }) => place.isConnected).map(({ title, chart: { data, scales, series } }) => {
+    const [steps, { min, max }] = [data[0], scales.x!];
+    const closer = min != null && max != null && (min > steps[0]! || max < steps[steps.length - 1]!);
+    const hidden = series.slice(1).filter((each) => !each.show).map((each) => String(each.label));
+    return [title, { steps: closer ? { min, max } : null, hidden: new Set(hidden) }];
+  }));
+}
+
+/** Has the charts that are shown look as those of the same title did. */
+export function lookAgain(before: Map<string, Look>): void {
+  for (const { title, chart } of drawn) {
+    const look = before.get(title);
+    if (!look) continue;
+    chart.series.forEach((each, place) => {
+      if (place && look.hidden.has(String(each.label))) chart.setSeries(place, { show: false });
+    });
+    if (look.steps) chart.setScale("x", look.steps);
+  }
 }
 
 /** Forgets the charts that are no longer shown, and fits the others to their places. */

@@ -1,6 +1,6 @@
 // The sentinels: each rule with its bound, its history, and the rollouts of the steps where it fired.
 
-import { chart } from "./chart";
+import { chart, type Line } from "./chart";
 import { h, short } from "./dom";
 import * as source from "./source";
 
@@ -20,22 +20,36 @@ export async function page(): Promise<HTMLElement> {
 }
 
 function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
-  const lines = rule.runs.map((points, run) => ({ name: runs[run]!.name, points, colour: run }));
+  const lines = rule.runs.map((points, run): Line => ({ name: runs[run]!.name, points, colour: run }));
   const spans = rule.runs.flatMap((run) => run.fired);
-  const only = rule.runs.length === 1 ? rule.runs[0]! : null;
+  const off = rule.runs.every((run) => run.action === "off");
+  const { shared, levels, said } = bounds(rule, runs);
   return h(
     "article",
     { class: "card rule" },
-    h("h2", {}, rule.name, h("span", { class: spans.length ? "badge bad" : "badge" }, spans.length ? "fired" : only?.action === "off" ? "off" : "quiet")),
+    h("h2", {}, rule.name, h("span", { class: spans.length ? "badge bad" : "badge" }, spans.length ? "fired" : off ? "off" : "quiet")),
     h("p", {}, `Fires where ${rule.gauge} is ${rule.condition}: ${rule.means}.`),
-    chart({ title: rule.gauge, lines, spans, bound: only?.bound ?? null }),
-    only && only.bound !== null ? h("p", { class: "soft" }, `bound: ${short(only.bound)}`) : null,
+    chart({ title: rule.gauge, lines: [...lines, ...levels], spans, bound: shared }),
+    said ? h("p", { class: "soft bound" }, `bound: ${said}`) : null,
     rule.runs.flatMap((run, number) =>
       run.fired.map(([first, last]) =>
-        h("p", {}, h("a", { href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
+        h("p", {}, h("a", { id: `fired-${rule.name}-${number}-${first}`, href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
           `rollouts of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`)),
       ),
     ),
     spans.length ? h("p", { class: "soft" }, `What to do: ${rule.remedy}.`) : null,
   );
+}
+
+/** The bound of a rule: one that all runs share, else a dashed level for each that has one; and in words. */
+function bounds(rule: source.Rule, runs: source.Run[]): { shared: number | null; levels: Line[]; said: string } {
+  const shared = rule.runs[0]!.bound;
+  if (rule.runs.every(({ bound }) => bound === shared)) return { shared, levels: [], said: shared === null ? "" : short(shared) };
+  const bounded = rule.runs.map(({ bound, steps }, run) => ({ bound, steps, run, name: runs[run]!.name })).filter(({ bound }) => bound !== null);
+  return {
+    shared: null,
+    levels: bounded.filter(({ steps }) => steps.length).map(({ bound, steps, run, name }) => (
+      { name: `${name} bound`, points: { steps: [steps[0]!, steps[steps.length - 1]!], values: [bound, bound] }, colour: run, dashed: true })),
+    said: bounded.map(({ bound, name }) => `${short(bound)} of ${name}`).join(", "),
+  };
 }

@@ -1,7 +1,7 @@
 // The pages by the address's fragment, drawn anew when the runs go on.
 
 import "./style.css";
-import { fit } from "./chart";
+import { fit, lookAgain, looks } from "./chart";
 import { h } from "./dom";
 import * as health from "./health";
 import * as overview from "./overview";
@@ -23,13 +23,17 @@ const state = document.querySelector("#live")!;
 let drawing = 0;
 let drawnAt = 0;
 let waiting = 0;
+let held = false; // news that wait until the reader lets go
+let pressed = false;
+let served: boolean | null = null; // not known yet
 
 function place(): { name: string; asked: Asked } {
   const [name = "", query = ""] = location.hash.slice(1).split("?");
   return { name: name in PAGES ? name : "overview", asked: Object.fromEntries(new URLSearchParams(query)) };
 }
 
-async function draw(): Promise<void> {
+/** Draws the page; `live`: because of news, and not while the reader holds something. */
+async function draw(live = false): Promise<void> {
   const generation = ++drawing;
   const { name, asked } = place();
   nav.replaceChildren(...Object.entries(PAGES).map(([each, { title }], n) =>
@@ -42,12 +46,20 @@ async function draw(): Promise<void> {
     made = h("p", { class: "bad", role: "alert" }, `This cannot be shown: ${String(error)}`);
   }
   if (generation !== drawing) return;
-  const top = main.dataset.page === name ? scrollY : 0;
+  if (live && busy()) {
+    hold(true);
+    return;
+  }
+  const same = main.dataset.page === name;
+  const [top, before, focused] = [same ? scrollY : 0, same ? looks() : new Map(), same ? document.activeElement?.id : ""];
   main.dataset.page = name;
   main.replaceChildren(made);
   drawnAt = Date.now();
-  scrollTo(0, top);
+  hold(false);
   fit();
+  lookAgain(before);
+  if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  scrollTo(0, top);
 }
 
 function news(): void {
@@ -56,10 +68,38 @@ function news(): void {
     return;
   }
   clearTimeout(waiting);
-  const busy = main.contains(document.activeElement) && document.activeElement?.tagName === "SELECT";
-  waiting = window.setTimeout(() => void draw(), busy ? LIVE_MS : Math.max(0, drawnAt + LIVE_MS - Date.now()));
+  waiting = window.setTimeout(renew, Math.max(0, drawnAt + LIVE_MS - Date.now()));
 }
 
+function renew(): void {
+  if (busy()) hold(true);
+  else void draw(true);
+}
+
+/** True while a pointer is down or a field has the focus: drawn anew, what is done there is lost. */
+function busy(): boolean {
+  const at = document.activeElement;
+  return pressed || (main.contains(at) && !!at?.matches("input, select, textarea"));
+}
+
+function hold(is: boolean): void {
+  held = is;
+  if (served === null) return;
+  state.textContent = !served ? "the server is gone" : held ? "live again once you leave the field" : "live";
+}
+
+/** Draws what has waited, when nothing is held any more. */
+function free(): void {
+  if (held && PAGES[place().name]!.live) renew();
+}
+
+for (const [name, is] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false], ["blur", false]] as const) {
+  window.addEventListener(name, () => {
+    pressed = is;
+    if (!is) window.setTimeout(free);
+  });
+}
+main.addEventListener("focusout", () => window.setTimeout(free));
 window.addEventListener("hashchange", () => void draw());
 window.addEventListener("again", () => void draw());
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => void draw());
@@ -74,7 +114,8 @@ window.addEventListener("keydown", (event) => {
 });
 state.textContent = isFile ? "a copy" : "";
 follow(news, (is) => {
-  state.textContent = is ? "live" : "the server is gone";
+  served = is;
+  hold(held);
   state.classList.toggle("bad", !is);
 });
 await draw();

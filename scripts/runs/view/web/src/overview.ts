@@ -25,6 +25,8 @@ const PANELS: Panel[] = [
 ];
 const MARKED = ["restart", "checkpoint", "rollback", "stop", "sentinel", "refit", "drop"];
 const MOST_PARTS = 8; // of a panel
+const MOST_EVENTS = 200; // in the table of a run
+const EXACT = "Exact match, held out";
 let chosen = "";
 
 /** The page. */
@@ -52,7 +54,8 @@ export async function page(): Promise<HTMLElement> {
     h(
       "section",
       { class: "charts", "aria-label": "Curves" },
-      chart({ title: "Exact match, held out", lines: told.runs.flatMap(exactMatch), marks, ceiling: 1 }),
+      chart({ title: EXACT, lines: told.runs.flatMap(exactMatch), marks, ceiling: 1 }),
+      told.runs.length > 1 ? apart(told.runs).map(([part, lines]) => chart({ title: `${EXACT}: ${part}`, lines, marks, ceiling: 1 })) : null,
       PANELS.map((panel) => {
         const shown = lines(named(panel), !!panel.parts);
         const told_before = panel.forecast ? told.runs.flatMap((run, n, all) => forecast(run, n, all, shown)) : [];
@@ -88,6 +91,17 @@ function card(run: source.Run, number: number): HTMLElement {
   );
 }
 
+type Part = [string, (number | null)[]];
+
+/** Exact match of each evaluation of a run, by hops and by set. */
+function parts(run: source.Run): { hops: Part[]; sets: Part[] } {
+  const of = (by: "em_by_hops" | "em_by_set"): Part[] =>
+    [...new Set(run.evaluations.flatMap((each) => Object.keys(each[by])))].sort()
+      .map((name) => [name, run.evaluations.map((each) => each[by][name] ?? null)]);
+  const hops = of("em_by_hops").filter(([name]) => name !== "0");
+  return { hops: hops.map(([name, values]) => [name === "1" ? "1 hop" : `${name} hops`, values]), sets: of("em_by_set") };
+}
+
 function exactMatch(run: source.Run, number: number, all: source.Run[]): Line[] {
   const steps = run.evaluations.map((each) => each.step);
   const named = all.length > 1 ? `${run.name} ` : "";
@@ -95,23 +109,28 @@ function exactMatch(run: source.Run, number: number, all: source.Run[]): Line[] 
     name: `${named}${name}`, points: { steps, values }, colour, dashed, dots: true,
   });
   const found = [line("EM", run.evaluations.map((each) => each.em), number)];
-  const hops = new Set(run.evaluations.flatMap((each) => Object.keys(each.em_by_hops)));
-  hops.delete("0");
-  const sets = new Set(run.evaluations.flatMap((each) => Object.keys(each.em_by_set)));
   if (all.length === 1) {
-    [...hops].sort().forEach((hop, place) => {
-      const values = run.evaluations.map((each) => each.em_by_hops[hop] ?? null);
-      found.push(line(hop === "1" ? "1 hop" : `${hop} hops`, values, place + 1));
-    });
-    [...sets].sort().forEach((set, place) => {
-      const values = run.evaluations.map((each) => each.em_by_set[set] ?? null);
-      found.push(line(set, values, hops.size + place + 1, true));
-    });
+    const { hops, sets } = parts(run);
+    hops.forEach(([name, values], place) => found.push(line(name, values, place + 1)));
+    sets.forEach(([name, values], place) => found.push(line(name, values, hops.length + place + 1, true)));
   }
   if (run.evaluations.some((each) => each.sampled_em !== null)) {
     found.push(line("sampled", run.evaluations.map((each) => each.sampled_em), number, true));
   }
   return found;
+}
+
+/** Exact match by hops and by set, each with a line a run. */
+function apart(runs: source.Run[]): [string, Line[]][] {
+  const found = runs.map(parts);
+  const by = (way: "hops" | "sets"): [string, Line[]][] =>
+    [...new Set(found.flatMap((each) => each[way].map(([name]) => name)))].sort().slice(0, MOST_PARTS)
+      .map((part) => [part, runs.flatMap((run, number) => {
+        const values = found[number]![way].find(([name]) => name === part)?.[1];
+        const steps = run.evaluations.map((each) => each.step);
+        return values ? [{ name: run.name, points: { steps, values }, colour: number, dots: true }] : [];
+      })]);
+  return [...by("hops"), ...by("sets")];
 }
 
 /** The published forecast as levels over the steps that a run has. */
@@ -140,6 +159,12 @@ function picker(gauges: string[]): HTMLElement {
   return h("p", { class: "picker" }, h("label", { for: "gauge" }, "Another gauge: "), select);
 }
 
+/** How many of a run's events are shown. */
+function bounded({ happened, events }: source.Run): string {
+  const marked = happened > events.length ? ` Charts mark the newest ${events.length.toLocaleString()}.` : "";
+  return `The newest ${MOST_EVENTS} of ${happened.toLocaleString()}.${marked}`;
+}
+
 function events(run: source.Run, named: boolean): HTMLElement {
   return h(
     "div",
@@ -149,10 +174,10 @@ function events(run: source.Run, named: boolean): HTMLElement {
       "table",
       {},
       h("thead", {}, h("tr", {}, ["when", "step", "what"].map((each) => h("th", { scope: "col" }, each)))),
-      h("tbody", {}, run.events.slice(0, 200).map((each) =>
+      h("tbody", {}, run.events.slice(0, MOST_EVENTS).map((each) =>
         h("tr", { class: `kind-${each.kind}` }, h("td", {}, moment(each.at)), h("td", { class: "n" }, String(each.step)), h("td", {}, each.said)),
       )),
     ),
-    run.events.length > 200 ? h("p", { class: "none" }, `and ${run.events.length - 200} before`) : null,
+    run.happened > MOST_EVENTS ? h("p", { class: "none" }, bounded(run)) : null,
   );
 }

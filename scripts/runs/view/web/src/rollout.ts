@@ -75,6 +75,7 @@ function sequence(told: source.Detail["sequences"][number], named: boolean, read
     h("details", {}, h("summary", {}, "prompt"), h("pre", { class: "prompt" }, told.prompt)),
     told.turns.map((turn, number) => [
       action(turn, number, readout),
+      turn.left ? h("p", { class: "none" }, `… (${turn.left.toLocaleString()} more tokens)`) : null,
       turn.searches.length
         ? h("ul", { class: "searches" }, turn.searches.map((each) =>
             h("li", {}, `“${each.query}”: ${each.status === "ok" ? each.passages.join(", ") : each.status} (${short(each.seconds)} s)`)))

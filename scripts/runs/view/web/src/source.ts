@@ -15,7 +15,7 @@ export interface Run {
   name: string; path: string; state: string; damage: string; read: number; size: number;
   records: number; step: number; steps: number; model: string; objective: string;
   environment: string; stopped: string; first: number; last: number;
-  evaluations: Evaluation[]; events: RunEvent[]; forecast: [number, number] | null;
+  evaluations: Evaluation[]; events: RunEvent[]; happened: number; forecast: [number, number] | null;
 }
 export interface Overview { runs: Run[]; gauges: string[]; stops: string[] }
 export interface Points { steps: number[]; values: (number | null)[] }
@@ -43,7 +43,7 @@ export interface Learnt {
 }
 export const FATES = ["trained", "clipped", "rejected", "masked"];
 export interface Turn {
-  tokens: string[]; logprobs: (number | null)[]; versions: number[]; observation: string;
+  tokens: string[]; left: number; logprobs: (number | null)[]; versions: number[]; observation: string;
   malformed: boolean; reward: number; info: string; seconds: number; learnt?: Learnt;
   searches: { query: string; passages: string[]; seconds: number; status: string }[];
 }
@@ -184,6 +184,8 @@ function matching(rows: Row[], asked: Asked): Row[] {
       (!asked.time_to || row.begun <= Number(asked.time_to)) &&
       within(row.step, "step") &&
       within(row.reward, "reward") &&
+      within(row.searches, "searches") &&
+      within(row.staleness, "staleness") &&
       [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),
   );
   const by = (asked.sort || "number") as keyof Row;
