@@ -36,8 +36,9 @@ def test_a_corpus_without_a_word_of_the_questions_is_noticed(
 ) -> None:
     corpus = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
     corpus.write_text(FOUND_NOTHING)
+    # Any answer is paid: a run without any reward ends by itself, as soon as a rule can fire.
     run = launch(
-        *WAYS["nothing"].overrides, f"retrieval.corpus={corpus}", "sentinels.empty_searches=stop"
+        *WAYS["guesses"].overrides, f"retrieval.corpus={corpus}", "sentinels.empty_searches=stop"
     )
     _stopped(run, "empty_searches")
 
