@@ -50,7 +50,7 @@ async def test_without_faults_it_is_the_server_behind_it(server_url: str) -> Non
 @pytest.mark.parametrize(
     ("fault", "error", "said"),
     [
-        ("no_answer", Timeout, "did not answer within"),
+        pytest.param("no_answer", Timeout, "did not answer within", marks=pytest.mark.slow),
         ("error_500", Unavailable, f"answered 500: .*{MARKER}"),
         ("error_503", Unavailable, f"answered 503: .*{MARKER}"),
         pytest.param("busy_503", Overloaded, f"answered 503: .*{MARKER}", marks=pytest.mark.slow),

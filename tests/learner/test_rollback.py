@@ -144,6 +144,7 @@ def test_a_learner_that_dies_goes_on_from_what_was_rolled_back_bit_for_bit(
         assert {n: told[n] for n in names} == {n: gauges[step][n] for n in names}, step
 
 
+@pytest.mark.slow
 def test_the_start_is_saved_and_good_checkpoints_outlive_the_number_that_is_kept(
     config: Config, begin: Callable[[Config], Run]
 ) -> None:
@@ -163,6 +164,7 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damaged", "ends", "to"),
     [

@@ -24,8 +24,11 @@ from replay.protocol import Batch
 
 WEIGHTS = "model.safetensors"
 SETTINGS = [
-    *((0, "float32"), (1, "float32")),
-    *(pytest.param(*each, marks=pytest.mark.slow) for each in ((3, "float32"), (1, "bfloat16"))),
+    (0, "float32"),
+    *(
+        pytest.param(*each, marks=pytest.mark.slow)
+        for each in ((1, "float32"), (3, "float32"), (1, "bfloat16"))
+    ),
     pytest.param(0, "bfloat16", marks=pytest.mark.soak("ranks")),
 ]
 

@@ -108,6 +108,7 @@ def test_no_configuration_shows_the_usage(capsys) -> None:
     assert "usage" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_in_the_same_log(config: Path, worker) -> None:
     endpoint, path = Addresses.of(load(config)).replay.endpoint, run_dir(config) / FILE_NAME
     with BatchReader(endpoint, 1, 30.0) as trainer:

@@ -134,6 +134,7 @@ def test_it_says_that_it_leaves_before_it_does(run: Run) -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_token_is_asked_for_and_shown(run: Run, write_token: Callable[..., Path]) -> None:
     token_file = write_token("sesame-12")
     process = run(f"retrieval.token_file={token_file}", "retrieval.host=0.0.0.0")
@@ -199,6 +200,7 @@ def test_a_misspelled_key_is_named(refused: Callable[[str], str]) -> None:
     assert "retrieval.top_k" in refused("retrieval.tpo_k=3")
 
 
+@pytest.mark.slow
 def test_a_bad_line_of_the_corpus_is_named(run: Run, tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"id": "a", "contents": "b"}\n{"id": "b"}\n')
@@ -220,6 +222,7 @@ def test_a_dense_index_is_served(run: Run, tmp_path: Path) -> None:
     assert info["index"].startswith("faiss FlatIP, encoder ")
 
 
+@pytest.mark.slow
 def test_an_index_that_is_none_is_named(run: Run, tmp_path: Path) -> None:
     process = run(f"retrieval.index={tmp_path / 'none'}")
     _, said = process.communicate(timeout=60)

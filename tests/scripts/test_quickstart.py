@@ -79,6 +79,7 @@ def test_the_demonstrations_can_be_acted_out(here: Path, bpe_tokenizer: Any) -> 
     assert (len(rows), list(bad)) == (80, [])
 
 
+@pytest.mark.slow
 def test_an_index_brings_the_passages_of_one_s_own_demonstrations(
     here: Path, bpe_tokenizer: Any
 ) -> None:

@@ -185,7 +185,7 @@ def test_an_infinite_gradient_has_no_finite_norm(
     assert not math.isfinite(engine.step(0.0))
 
 
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_gradient_checkpointing_recomputes_layers_and_changes_nothing(
     config: Config, batch: Callable[..., Batch], stage: int
 ) -> None:

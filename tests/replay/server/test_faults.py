@@ -190,9 +190,8 @@ async def play_through(proxy: ChaosProxy, play: Play, kind: str, steps: int) -> 
         disturbing.cancel()
 
 
-@pytest.mark.parametrize(
-    "kind", ["delay", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*STREAMS][1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STREAMS)
 async def test_a_faulty_network_under_curve(serve, rollout, endpoint, kind: str) -> None:
     running = serve(tcp=True, **SETTINGS)
     async with ChaosProxy(endpoint(), running.endpoint, STREAMS[kind]) as proxy:

@@ -63,6 +63,7 @@ async def left_alone(run: Run, keys: Keys | None) -> str:
     return str(found.value)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_strangers_are_refused_by_name_and_the_run_goes_on(
     run, rollout, tmp_path: Path, caplog: pytest.LogCaptureFixture

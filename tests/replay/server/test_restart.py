@@ -152,6 +152,7 @@ async def test_held_leases_stay_with_their_actor(replay, learner, rollout) -> No
     replay.check(kills=1)
 
 
+@pytest.mark.slow
 async def test_a_delivery_without_acknowledgement_is_made_again(replay, learner, rollout) -> None:
     learner.resume(0)
     async with writer(replay) as actor:
@@ -168,6 +169,7 @@ async def test_a_delivery_without_acknowledgement_is_made_again(replay, learner,
     assert replay.count(LeaseReturned, cause="not_held") == 0
 
 
+@pytest.mark.slow
 async def test_what_is_delivered_while_replay_is_away_arrives_once(
     replay, learner, rollout
 ) -> None:
@@ -239,6 +241,7 @@ async def test_an_answer_that_was_lost_is_given_again(replay, learner, rollout) 
     replay.check(kills=3)
 
 
+@pytest.mark.slow
 async def test_a_learner_s_resume_may_be_lost(replay, learner) -> None:
     assert learner.resume(0) == 0
     await replay.killed()

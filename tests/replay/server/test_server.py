@@ -204,6 +204,7 @@ def test_a_full_disk_holds_everybody_up_and_loses_nothing(
     assert trainer.hear(wire.Batch).group_ids == (1,)
 
 
+@pytest.mark.slow
 def test_while_the_disk_is_full_no_actor_is_asked_what_got_lost(
     serve, connect, learner, rollout, full_disk
 ) -> None:

@@ -36,6 +36,7 @@ def _naive(folder: Path, query: str, text: str) -> float:
         return float(model(**pair).logits[0, 0])
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_each_pair_alone(folder: Path, encoder: CrossEncoder) -> None:
     texts = [TEXTS[3], "a", TEXTS[7], "long " * 99]
     expected = [_naive(folder, "who is mayor", text) for text in texts]

@@ -41,6 +41,7 @@ def test_tantivy_is_built_where_it_is_named(
     assert said.endswith(f"retrieval.index={out} retrieval.kind=tantivy")
 
 
+@pytest.mark.slow
 def test_what_is_done_says_how_much_it_was(corpus: Path, tmp_path: Path) -> None:
     words = ["-m", "scripts.cli", "index", str(corpus), str(tmp_path / "out")]
     code, told = run_in_terminal(words)

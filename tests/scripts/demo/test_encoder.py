@@ -210,6 +210,7 @@ def test_what_is_cached_is_not_made_again(brief: Path, corpus: Path) -> None:
     assert all(line.startswith("cached in ") for line in said)
 
 
+@pytest.mark.slow
 def test_another_corpus_has_an_index_of_its_own(brief: Path, corpus: Path, tmp_path: Path) -> None:
     fewer = tmp_path / "corpus.jsonl"
     fewer.write_text("".join(corpus.read_text().splitlines(keepends=True)[:12]))

@@ -343,6 +343,7 @@ def test_a_command_that_is_offline_itself_resolves_names_first(
     assert "forage: model.path: fetching lab/small" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
 def test_a_user_who_forbids_the_network_is_obeyed(
     tmp_path: Path, served: FakeHub, variable: str

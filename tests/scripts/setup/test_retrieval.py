@@ -23,6 +23,7 @@ def config(tmp_path: Path, corpus: str = ROME, *overrides: str) -> Config:
     return own_address(parse("", named, "test"))
 
 
+@pytest.mark.slow
 async def test_it_serves_until_it_is_left_and_hears_no_ctrl_c(tmp_path: Path) -> None:
     given = config(tmp_path)
     with serving(given, tmp_path) as own:
@@ -35,6 +36,7 @@ async def test_it_serves_until_it_is_left_and_hears_no_ctrl_c(tmp_path: Path) ->
     assert {path.name for path in tmp_path.iterdir()} == {"c.jsonl", "config.yaml", LOG}
 
 
+@pytest.mark.slow
 async def test_one_that_cannot_serve_says_why_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -308,6 +308,7 @@ async def test_a_replay_makes_no_request(
     assert sorted(each.read_bytes() for each in record.parent.iterdir()) == before
 
 
+@pytest.mark.slow
 async def test_pauses_grow_by_failures_not_by_what_met_one_together(
     serper: Home, configured: Configured
 ) -> None:

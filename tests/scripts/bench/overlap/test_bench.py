@@ -113,6 +113,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int]
         yield address
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("latency", [ZERO, Latency(0.2, 0.2)])
 async def test_the_server_is_as_late_as_its_path_says(
     server: tuple[str, int], latency: Latency
@@ -123,6 +124,7 @@ async def test_the_server_is_as_late_as_its_path_says(
         assert client.gauges()["retrieval/latency_p50_s"] >= latency.p50_s
 
 
+@pytest.mark.slow
 async def test_an_index_is_served_as_a_corpus_is(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"id": "p", "contents": "the mayor of bore is kelu ."}\n')

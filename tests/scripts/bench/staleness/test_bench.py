@@ -64,6 +64,7 @@ def test_every_update_learns_from_weights_exactly_so_old(
     run.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_when_whole_and_the_report_is_made_of_kept_runs(
     make_job: Callable[[int], Job], tmp_path: Path
 ) -> None:
