@@ -240,7 +240,12 @@ def _require_server(spec: str) -> None:
     """Raise ValueError for an MCP server that is neither a command line nor a bare URL."""
     if not spec.strip():
         raise ValueError(f"environment.mcp = {spec!r}: name a server by its command line or URL")
-    if spec.lower().startswith(("http://", "https://")):
+    if spec.strip().lower().startswith(("http://", "https://")):
+        if not spec.startswith(("http://", "https://")):
+            raise ValueError(
+                "environment.mcp: a URL begins with http:// or https://, in small letters and "
+                "without a blank before it"
+            )
         _require_bare(spec)
 
 

@@ -117,7 +117,7 @@ def test_each_fault_of_a_servers_key_is_named(key: dict[str, str], words: list[s
     "url",
     [
         "https://mcp.example/mcp/?apiKey=se-cret",
-        "HTTPS://mcp.example/mcp#se-cret",
+        "https://mcp.example/mcp#se-cret",
         "https://user:se-cret@mcp.example/mcp",
         "http://se-cret@127.0.0.1:8000/mcp",
     ],
@@ -128,6 +128,13 @@ def test_a_url_that_may_hold_a_key_is_refused_unseen(url: str) -> None:
     said = str(raised.value)
     assert "would be recorded" in said and "the key by environment.mcp_keys" in said
     assert "se-cret" not in said
+
+
+@pytest.mark.parametrize("url", ["HTTPS://h/?k=se-cret", " https://h/?k=se-cret"])
+def test_a_url_that_is_spelt_otherwise_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ConfigError, match="in small letters") as refused:
+        parse(json.dumps({"environment": {"mcp": [url]}}), [], "here")
+    assert "se-cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["https://", "https://h:99999/se-cret", "http://[se-cret/mcp"])

@@ -35,6 +35,8 @@ _SPENT = re.compile(
     rb"|\b(daily|monthly)( [a-z]+)? (limit|quota|searches|queries|requests|credits)",
     re.I,
 )
+# What passes within the hour is haste, whatever limits are told beside it.
+_SOON = re.compile(rb"per (second|minute|hour)\b|hourly", re.I)
 
 
 class _Hit(msgspec.Struct, frozen=True):
@@ -187,7 +189,7 @@ def fault(status: int, retry_after_s: float | None, content: bytes, pause_s: flo
     said = f"answered {status}: {_shown(content)}"
     wait_s = retry_after_s if retry_after_s is not None else pause_s
     is_haste = status == 429 or (status == 403 and _RATE.search(content))
-    if is_haste and not _SPENT.search(content):
+    if is_haste and (_SOON.search(content) or not _SPENT.search(content)):
         return Fault(said, wait_s)
     if status >= 500:
         return Fault(said, max(wait_s, pause_s), billed=True)

@@ -120,6 +120,8 @@ def test_an_account_without_searches_is_told_from_haste(kind: str) -> None:
         assert empty.said.startswith("see its account")
     assert sent(kind, 403, exhausted("day")).after_s is None
     assert sent(kind, 403, exhausted("minute")).after_s == 7.0
+    haste = {"error": "Rate limit: 5 per second, 2500 per day"}
+    assert sent(kind, 429, haste, after_s=3.0).after_s == 3.0
 
 
 def test_a_refused_query_is_told_from_an_empty_purse() -> None:
