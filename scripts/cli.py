@@ -1,8 +1,9 @@
 """`forage`, the command: its words, their functions, and the exit code of every ending.
 
-A command is a function that takes one frozen dataclass of options (`scripts.options`). Its module
-is imported when the command is called, so that `forage --help` is quick. Exit codes: 0 done, 1
-failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return one of its own.
+A command is a function that takes one frozen dataclass of options (`scripts.command.options`).
+Its module is imported when the command is called, so that `forage --help` is quick. Exit codes: 0
+done, 1 failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return one of its
+own.
 """
 
 import difflib
@@ -26,9 +27,9 @@ from configs import hints
 from configs.load import FIELDS, ConfigError
 from configs.runtime.files import Locked, LockUnsupported
 from configs.runtime.process import Exit, assert_packages, die_with_parent
-from scripts.options import flag
+from scripts.command.options import flag
+from scripts.command.terminal import complain
 from scripts.setup.overrides import is_override
-from scripts.terminal import complain
 
 if "__mp_main__" in sys.modules:
     # vLLM's engine child runs the main file of its parent by this name: `forage`, which imports us.
@@ -71,7 +72,7 @@ COMMANDS = {
     "runs": Command("runs.runs:runs", "List runs, and compare some."),
     "show": Command("runs.show:show", "Print a run's rollouts in colour."),
     "view": Command(
-        "runs.view.view:view", "Look at runs in a browser: curves, rollouts, health, timeline."
+        "view.view:view", "Look at runs in a browser: curves, rollouts, health, timeline."
     ),
     "plot": Command("runs.plot:plot", "Draw a run's learning curve."),
     "audit": Command("runs.audit:audit", "Close a run's books."),

@@ -42,10 +42,10 @@ from replay.protocol import Batch, CodecError, Lease, ReplayError
 from replay.questions import Questions, left_out, questions_of
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import RetrievalError
-from scripts.options import argument, option, overrides, refusing
+from scripts.command.options import argument, option, overrides, refusing
+from scripts.command.terminal import FILE_WIDTH, broken, chatter_to, clean, logged_cause, status
 from scripts.setup import preflight
 from scripts.setup.retrieval import OwnServer, serving
-from scripts.terminal import FILE_WIDTH, broken, chatter_to, clean, logged_cause, status
 from weight_sync.adapter import adapter_of
 from weight_sync.protocol import require_done
 

@@ -36,13 +36,13 @@ from retrieval_server.protocol import RetrievalError
 from scripts.ask.endpoint import EndpointPolicy, base_url
 from scripts.ask.stream import Asker, StreamDecoder, View
 from scripts.ask.view import Lines, Terminal
-from scripts.options import argument, option
+from scripts.command.options import argument, option
+from scripts.command.terminal import complain, status
 from scripts.setup import hub, preflight
 from scripts.setup.model_checks import TOKENIZER_FILES, has_tokenizer
 from scripts.setup.model_source import MODEL, Found, configured, find
 from scripts.setup.overrides import QuestionsOrOverrides, fields_of
 from scripts.setup.retrieval import OwnServer, ServerFailed, own_address, probe, serving
-from scripts.terminal import complain, status
 
 if TYPE_CHECKING:  # it imports torch
     from actors.policies.transformers import Heard, TransformersPolicy

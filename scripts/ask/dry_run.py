@@ -42,12 +42,12 @@ from scripts.ask.ask import (
     tokenizer_of,
 )
 from scripts.ask.view import ACTION, READ
-from scripts.options import Options, argument, option
+from scripts.command.options import Options, argument, option
+from scripts.command.terminal import clean, status
 from scripts.setup import preflight
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.model_checks import has_tokenizer
 from scripts.setup.overrides import QuestionsOrOverrides
-from scripts.terminal import clean, status
 
 _HEAD = "bold"
 _ID = re.compile(r"(train|eval)-\d+")  # of a row that has none of its own

@@ -28,7 +28,7 @@ from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling
 from scripts.ask.ask import retrieval_server, searchable, tokenizer_of
-from scripts.options import Options, argument, option, overrides
+from scripts.command.options import Options, argument, option, overrides
 from scripts.setup import preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.hub import with_hub_paths

@@ -16,7 +16,7 @@ from rich.text import Text
 from replay.trajectory import Trajectory, Turn
 from retrieval_server.protocol import Passage
 from scripts.ask.stream import View
-from scripts.terminal import clean
+from scripts.command.terminal import clean
 
 THOUGHT, ACTION, ANSWER, READ = "dim", "cyan", "bold", "yellow"
 _TAG = re.compile(r"<(/?)(\w+)>")

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from configs.runtime.files import write_durably
 from configs.runtime.process import Exit, end_child, start_child
-from scripts.options import Options, option
+from scripts.command.options import Options, option
 
 START_S, LEAVE_S, POLL_S = 120.0, 30.0, 0.2
 Report = Callable[[str], None]

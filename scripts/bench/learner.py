@@ -38,9 +38,9 @@ from replay.protocol import Batch
 from replay.trajectory import Sampling, StopReason, TokenSequence, Trajectory, Turn
 from scripts.bench import harness
 from scripts.bench.head import VARIANTS, compare, peak_of
+from scripts.command.options import option
 from scripts.demo.start import Recipe, make_model
 from scripts.demo.tokenizer import VOCABULARY as WORDS
-from scripts.options import option
 
 SIBLINGS = 8
 BUDGETS_TOKENS = (1024, 4096, 16384)

@@ -18,9 +18,9 @@ from retrieval_server.encoder_settings import EncoderSettings, require_encoder, 
 from retrieval_server.index.build import build_bm25, build_dense, build_tantivy
 from retrieval_server.index.manifest import Manifest
 from retrieval_server.protocol import RetrievalError
-from scripts.options import Options, argument, flag, option, refusing
+from scripts.command.options import Options, argument, flag, option, refusing
+from scripts.command.terminal import Bars
 from scripts.setup import hub
-from scripts.terminal import Bars
 
 if TYPE_CHECKING:
     from retrieval_server.encoder import Encoder

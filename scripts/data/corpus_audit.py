@@ -22,6 +22,8 @@ from replay.questions import left_out
 from replay.trajectory import Kind
 from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import RetrievalError
+from scripts.command.options import Options, argument, option, overrides, refusing
+from scripts.command.terminal import Bars, clean
 from scripts.data.reach import (
     Asked,
     Figures,
@@ -30,9 +32,7 @@ from scripts.data.reach import (
     eval_in_train,
     questions_of,
 )
-from scripts.options import Options, argument, option, overrides, refusing
 from scripts.setup.hub import with_hub_paths
-from scripts.terminal import Bars, clean
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from configs.load import ConfigError, parse
 from configs.schema import QuestionColumns
 from replay.question_files import QuestionsError, question_rows
 from replay.rows import question_of
+from scripts.command.options import argument, option, refusing
+from scripts.command.terminal import Bars, status
 from scripts.data.data_sets import EVAL, HOPS, REPOSITORY, TRAIN, Source, find, hops_of
-from scripts.options import argument, option, refusing
 from scripts.setup.overrides import fields_of
-from scripts.terminal import Bars, status
 
 SCHEMA = pyarrow.schema(
     [

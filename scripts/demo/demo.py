@@ -9,9 +9,9 @@ from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from configs.load import ConfigError, load
 from configs.runtime.process import REPOSITORY
-from scripts.options import Options, argument, option
+from scripts.command.options import Options, argument, option
+from scripts.command.terminal import Bars, above
 from scripts.setup.resolve import resolve
-from scripts.terminal import Bars, above
 
 DEMO, WIKI = TASKS = ("demo", "wiki")
 

@@ -33,10 +33,10 @@ from configs.schema import Config
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server import protocol
+from scripts.command.terminal import logged_cause
 from scripts.evaluation.rows import FINAL, Asked, Row, Rows, failed_row, row_of
 from scripts.setup import gpu_memory
 from scripts.setup.retrieval import ServerFailed, probe, serving
-from scripts.terminal import logged_cause
 
 log = logging.getLogger(__name__)
 LOG = "engine.log"

@@ -17,6 +17,7 @@ from rich.console import Console
 from configs.runtime.files import write_durably
 from configs.runtime.signals import Interrupt
 from replay.trajectory import Sampling
+from scripts.command.terminal import chatter_to, clean
 from scripts.evaluation import engine
 from scripts.evaluation.against import Other, other_of, unlike
 from scripts.evaluation.engine import Evaluation, RollOut, Stopped, spread
@@ -25,7 +26,6 @@ from scripts.evaluation.plan import EvaluateOptions, Plan, agree, check_rows, pl
 from scripts.evaluation.report import figures_of
 from scripts.evaluation.rows import FILE_NAME, Asked, Row, Rows
 from scripts.evaluation.tables import Bars, details_table, paired_table, scores_table
-from scripts.terminal import chatter_to, clean
 
 REPORT = "report.json"
 _WIDTH = 180  # of tables that go into a file

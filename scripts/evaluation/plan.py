@@ -24,9 +24,9 @@ from configs.trust import EVALUATING, TRUSTING
 from replay.question_files import QuestionsError, question_files
 from replay.questions import load_questions
 from replay.trajectory import Question
+from scripts.command.options import Options, argument, option, overrides
 from scripts.evaluation.model_files import digest
 from scripts.evaluation.rows import Asked, QuestionSet, Rows, asked_of
-from scripts.options import Options, argument, option, overrides
 from scripts.setup import gpu_memory, hub, model_source, preflight
 from scripts.setup.fit import fitted_alone
 from scripts.setup.model_source import Found, find

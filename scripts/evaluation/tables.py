@@ -8,10 +8,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 from rich.text import Text
 
-from scripts import terminal
+from scripts.command import terminal
+from scripts.command.terminal import Split, clean
 from scripts.evaluation.report import Figures
 from scripts.evaluation.rows import Row
-from scripts.terminal import Split, clean
 
 Report = Callable[[Row], None]
 Methods = Mapping[str, Mapping[str, Figures]]  # environment → set → figures

@@ -17,9 +17,9 @@ from configs.schema import Config
 from learner.health.rules import Announcer
 from replay.codec import decode_trajectory
 from replay.protocol import EvalResult, Evaluated, Status, StepReport
+from scripts.command.terminal import FILE_WIDTH, broken, clean
 from scripts.fleet.view import Facts, View
 from scripts.runs.show import load_tokenizer, render
-from scripts.terminal import FILE_WIDTH, broken, clean
 
 # Without the view, after so long a silence it is said what is waited for.
 REMIND_S = 15.0

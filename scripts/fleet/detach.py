@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from configs.runtime.process import Exit, outlive_parent, start_child
 from configs.runtime.signals import Interrupt
-from scripts.terminal import clean, complain, redirect
+from scripts.command.terminal import clean, complain, redirect
 
 if TYPE_CHECKING:
     from scripts.fleet.console import Console

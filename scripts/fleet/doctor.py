@@ -16,15 +16,15 @@ from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
 from configs.schema import Config
+from scripts.command.options import Options, argument, option, overrides, refusing
+from scripts.command.terminal import status
 from scripts.fleet.node_checks import CLOCK_S, NTP, clocks_apart
 from scripts.fleet.nodes import OURS, Node, Surveyed
-from scripts.options import Options, argument, option, overrides, refusing
 from scripts.setup import doctor as machine
 from scripts.setup import preflight
 from scripts.setup.doctor import RUNS, Finding
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import PORTS
-from scripts.terminal import status
 
 LEAST_GBIT_S = 1.0  # between nodes; below, new weights of a small model take seconds
 UNSEEN = "what it wrote there does not come here"

@@ -27,6 +27,7 @@ from replay.clients.launcher import Observer
 from replay.log.event_log import FILE_NAME
 from replay.protocol import ReplayError
 from replay.questions import left_out
+from scripts.command.options import argument, option, overrides
 from scripts.fleet import detach, disk_forecast, head
 from scripts.fleet import resume as resuming
 from scripts.fleet.cluster import Cluster, joined
@@ -36,7 +37,6 @@ from scripts.fleet.guardian import PID_FILE
 from scripts.fleet.host import FleetError
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
-from scripts.options import argument, option, overrides
 from scripts.runs import plot, summary
 from scripts.setup import machine, preflight
 

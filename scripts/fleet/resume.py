@@ -42,8 +42,9 @@ from replay.protocol import LogError
 from replay.question_files import QuestionsError
 from replay.restoring import restore
 from replay.worker import make_ledger
+from scripts.command.options import refusing
+from scripts.command.terminal import status
 from scripts.fleet import guardian
-from scripts.options import refusing
 from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
@@ -56,7 +57,6 @@ from scripts.setup.resolve import (
     with_port,
 )
 from scripts.setup.retrieval import with_index_version
-from scripts.terminal import status
 
 SWEEP_DEADLINE_S = 15.0
 # The fields that may, in words: all of a section by its name.

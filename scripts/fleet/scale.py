@@ -11,8 +11,8 @@ from pathlib import Path
 from configs.load import ConfigError
 from configs.runtime.files import write_durably
 from configs.runtime.process import socket_dir
+from scripts.command.options import argument
 from scripts.fleet import guardian
-from scripts.options import argument
 from scripts.setup.resolve import run_directory
 
 FILE_NAME = "actors.wanted"

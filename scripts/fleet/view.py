@@ -15,7 +15,7 @@ from rich.text import Text
 
 from learner.health.rules import RATE_SCALE, ROLLBACKS, RULES, gauge_of
 from replay.protocol import EvalResult, StepReport
-from scripts.terminal import clean
+from scripts.command.terminal import clean
 
 REFRESHED_PER_S = 2.0
 MOST_ROWS = 20

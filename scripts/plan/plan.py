@@ -13,7 +13,8 @@ from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
+from scripts.command.options import Options, argument, option, overrides
+from scripts.command.terminal import status
 from scripts.plan import build
 from scripts.plan.build import Asked, Cores, cache_block, workload_of
 from scripts.plan.figures import Planned
@@ -25,7 +26,6 @@ from scripts.plan.split import best_split, length
 from scripts.plan.workload import Latency, Workload
 from scripts.setup.machine import gpus_wanted
 from scripts.setup.memory import MemoryOptions, Reckoned, reckon
-from scripts.terminal import status
 
 MOST_ROLLOUTS = 200_000  # of a simulation, unless --steps asks for more
 

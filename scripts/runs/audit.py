@@ -15,11 +15,11 @@ from rich.text import Text
 
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
-from scripts.options import Options, argument, option, refusing
+from scripts.command.options import Options, argument, option, refusing
+from scripts.command.terminal import Bars, clean
 from scripts.runs.books import Audit
 from scripts.runs.log import log_of
 from scripts.runs.record.frames import LogReader, UnreadableLog
-from scripts.terminal import Bars, clean
 
 MOST_SHOWN = 20
 RECORDS_SHOWN = 1000  # as often the bar moves

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from replay.log.compaction import compact as compacted
 from replay.protocol import LogError
-from scripts.options import argument, refusing
+from scripts.command.options import argument, refusing
+from scripts.command.terminal import awaited, clean
 from scripts.runs.log import log_of, reading
-from scripts.terminal import awaited, clean
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from configs.runtime.files import replacing
 from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult, ReplayError
-from scripts.options import argument
+from scripts.command.options import argument
+from scripts.command.terminal import clean, status
 from scripts.runs.log import log_of, reading
-from scripts.terminal import clean, status
 
 COLOURS = {"1": "#1b6ca8", "2": "#c8553d", "3": "#588b8b"}
 

@@ -28,12 +28,12 @@ from configs.schema import Config
 from learner.errors import BadModel
 from replay.log.history import Recording
 from replay.protocol import ReplayError
-from scripts.options import Options, argument, option, refusing
+from scripts.command.options import Options, argument, option, refusing
+from scripts.command.terminal import Bars, Split, clean, status
 from scripts.runs.log import log_of, reading
 from scripts.runs.plot import plain
 from scripts.runs.plot import save as save_plot
 from scripts.setup.overrides import fields_of, get_field
-from scripts.terminal import Bars, Split, clean, status
 
 HOW_IT_RAN = ("ranks", "threads", "rendezvous")
 WITHOUT_EFFECT = (

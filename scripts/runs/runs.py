@@ -19,10 +19,10 @@ from replay.log.event_log import FILE_NAME, read
 from replay.log.records import EvaluationFinished, Record, Reported, Sampled
 from replay.log.segments import exists, segments
 from replay.protocol import LogError
-from scripts.options import Options, argument, option
+from scripts.command.options import Options, argument, option
+from scripts.command.terminal import awaited, clean, complain
 from scripts.runs.log import log_of, reading
 from scripts.setup.resolve import run_config
-from scripts.terminal import awaited, clean, complain
 
 RUNS = Path("runs")
 SUMMARY = "summary.json"

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from learner.evaluations import Score
-from scripts.terminal import clean
+from scripts.command.terminal import clean
 
 
 def scores_table(scores: Mapping[int, Score | None], best: str) -> Table | None:

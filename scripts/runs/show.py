@@ -23,11 +23,11 @@ from replay.log.event_log import read
 from replay.log.history import GroupHistory
 from replay.log.records import Delivered, Sampled
 from replay.trajectory import Question, TokenSequence, Trajectory
-from scripts.options import Options, argument, option
+from scripts.command.options import Options, argument, option
+from scripts.command.terminal import awaited, clean
 from scripts.runs.log import log_of, reading
 from scripts.runs.scores import scores_table
 from scripts.setup.resolve import run_config
-from scripts.terminal import awaited, clean
 
 Shown = tuple[Question, Trajectory, int | None]  # the step it trained; None: not (yet) trained
 

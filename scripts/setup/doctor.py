@@ -29,11 +29,11 @@ from configs.load import ConfigError, load
 from configs.runtime.files import weights_bytes
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config
+from scripts.command.terminal import status
 from scripts.setup import machine, preflight
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB
 from scripts.setup.resolve import resolve
-from scripts.terminal import status
 
 PYTHONS = (3, 11), (3, 15)  # from, and before
 LEAST_CORES = 2

@@ -17,9 +17,9 @@ from pathlib import Path, PurePosixPath
 from configs.load import ConfigError, marked
 from configs.schema import Config
 from configs.section import HUB_DATA, HUB_MODEL
+from scripts.command.terminal import status
 from scripts.setup import adapter
 from scripts.setup.overrides import get_field, with_field
-from scripts.terminal import status
 
 TRAIN, EVAL = ("train",), ("validation", "test")  # the first of these splits that is there
 TO_TRAIN = ("questions.train", "--train")

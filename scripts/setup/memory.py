@@ -15,7 +15,7 @@ from configs.load import ConfigError, load
 from configs.runtime.files import write_json
 from configs.runtime.process import Exit
 from configs.schema import Config
-from scripts.options import Options, argument, option, overrides
+from scripts.command.options import Options, argument, option, overrides
 from scripts.setup.fit import fitted
 from scripts.setup.gpu_memory import GIB, state_bytes, tenants, totals
 from scripts.setup.machine import LESS, gpus_wanted, least_memory, memory_needed

@@ -39,6 +39,7 @@ from retrieval_server.auth import read_token
 from retrieval_server.encoder_settings import require_encoder
 from retrieval_server.index.open_index import look
 from retrieval_server.protocol import BadIndex, RetrievalError
+from scripts.command.terminal import status
 from scripts.setup import learning
 from scripts.setup.live import live_problems, no_purse
 from scripts.setup.machine import lacks, lacks_for_an_engine, record_bytes
@@ -46,7 +47,6 @@ from scripts.setup.model_checks import folder, has_tokenizer, limits, prompts
 from scripts.setup.overrides import get_field
 from scripts.setup.resolve import can_listen, is_run, resolve
 from scripts.setup.retrieval import ServerFailed, try_search, with_index_version
-from scripts.terminal import status
 
 OTHER_DESCRIPTORS = 200  # of replay: log, sockets of its own, strangers, console, joining actors
 BROKEN_BESIDE_CPU_TORCH = ("torchvision", "torchaudio", "torchcodec")

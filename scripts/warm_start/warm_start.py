@@ -28,12 +28,12 @@ from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint, BadModel
 from replay.protocol import LogError
-from scripts.options import Options, argument, option, overrides
+from scripts.command.options import Options, argument, option, overrides
+from scripts.command.terminal import Bars, above, clean, status
 from scripts.setup import preflight
 from scripts.setup.fit import fitted
 from scripts.setup.hub import with_hub_paths
 from scripts.setup.resolve import with_absolute_paths
-from scripts.terminal import Bars, above, clean, status
 from scripts.warm_start.curriculum import Curriculum, OutputFolder
 from scripts.warm_start.demonstrations import Demonstration, read_files, read_run
 from scripts.warm_start.ranks import joining, other_ranks

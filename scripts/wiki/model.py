@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from configs.runtime.files import making
-from scripts.terminal import status
+from scripts.command.terminal import status
 from scripts.wiki import child
 from scripts.wiki.packages import (
     ACCELERATE,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.runtime.files import making
-from scripts.terminal import status
+from scripts.command.terminal import status
 from scripts.wiki import child, npm
 
 SPARE_BYTES = 100_000_000  # that a disk keeps beside what is fetched

@@ -10,7 +10,7 @@ from configs.retrieval import RetrievalConfig
 from retrieval_server.index.base import Index
 from retrieval_server.index.open_index import open_index
 from retrieval_server.protocol import Document
-from scripts.terminal import Bars
+from scripts.command.terminal import Bars
 from scripts.wiki.questions import KINDS, Question
 
 TOP_K = 3  # as configs/schema.py has it for retrieval.top_k

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.runtime.files import write_json
 from retrieval_server.protocol import Document
-from scripts.terminal import status
+from scripts.command.terminal import status
 from scripts.wiki import names, one_hop, readings, two_hops
 from scripts.wiki.articles import Article
 from scripts.wiki.countries import Country

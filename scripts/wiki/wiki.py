@@ -21,8 +21,8 @@ from pathlib import Path
 from configs.runtime.files import DRAFT_SUFFIX, Locked, locked, making
 from configs.runtime.signals import Interrupt
 from retrieval_server.index import manifest
+from scripts.command.terminal import status
 from scripts.data.build_index import IndexOptions, index
-from scripts.terminal import status
 from scripts.wiki import (
     articles,
     countries,

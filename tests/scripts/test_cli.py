@@ -14,7 +14,7 @@ import pytest
 from configs.runtime.files import Locked
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
-from scripts.options import Options, argument, option, overrides
+from scripts.command.options import Options, argument, option, overrides
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pytest
 from configs import trust
 from configs.runtime.process import Exit
 from scripts import cli
+from scripts.command.options import flag
 from scripts.fleet import launch
-from scripts.options import flag
 from tests.scripts.strangers import (
     DECIDES,
     STRANGERS,

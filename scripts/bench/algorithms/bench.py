@@ -17,7 +17,7 @@ from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.algorithms import ablation, learning, topk
 from scripts.bench.staleness.slices import Slice
-from scripts.options import option
+from scripts.command.options import option
 
 GOALS: dict[str, harness.Goal] = {
     "topk_memory_over_head": harness.at_most(1.2),

@@ -23,7 +23,7 @@ from scripts.bench.end_to_end.record import TaskName
 from scripts.bench.end_to_end.report import draw, tables
 from scripts.bench.end_to_end.run import Kept, measure, plain
 from scripts.bench.end_to_end.task import DEMO, LATENCIES, TASKS, WIKI, Task
-from scripts.options import option, overrides
+from scripts.command.options import option, overrides
 
 CODE = (  # of these, and of the task's own, kept cells are figures
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",

@@ -16,9 +16,9 @@ from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
 from scripts.bench.end_to_end.record import Kind, TaskName
 from scripts.bench.harness import BenchError, Report
+from scripts.command.options import refusing
 from scripts.demo import task as demo
 from scripts.demo.errors import ColdStartFailed
-from scripts.options import refusing
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline import pipeline, settings, start
 from scripts.wiki.wiki import find

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
-from scripts.terminal import chatter_to
+from scripts.command.terminal import chatter_to
 
 LOG = REPOSITORY / ".cache" / "bench-engine.log"
 SEEDS = (0, 1, 2)

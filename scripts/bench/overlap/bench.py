@@ -28,9 +28,9 @@ from scripts.bench.overlap.plan import COMPARED, NO_LATENCY, Kept, Plan, Unit, U
 from scripts.bench.overlap.run import Bench, Timing
 from scripts.bench.overlap.server import serving
 from scripts.bench.overlap.task import prepare_model, questions
+from scripts.command.options import option
 from scripts.demo.errors import ColdStartFailed
 from scripts.demo.task import prepare
-from scripts.options import option
 
 SEATS, LAYERS, SEED = 16, 8, 0
 GOALS = {"overlap_tail": harness.at_least(0.95), "overlap_1s": harness.at_least(0.90)}

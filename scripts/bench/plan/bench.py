@@ -22,7 +22,7 @@ from scripts.bench.plan.compared import Planner, Row, apart, compared, measured,
 from scripts.bench.plan.large import large
 from scripts.bench.plan.report import tables
 from scripts.bench.plan.run import Files, Kept, fits, in_order, measure, repeats
-from scripts.options import option
+from scripts.command.options import option
 
 CODE = (
     "actors", "learner", "replay", "weight_sync", "retrieval_server", "configs", "scripts.fleet",

@@ -26,7 +26,7 @@ from scripts.bench.retrieval.overload import DEADLINE_S, REQUEST_DEADLINE_S, ove
 from scripts.bench.retrieval.overload import GOALS as OVERLOAD_GOALS
 from scripts.bench.retrieval.parts import CACHE, PARTS, Part, Parts
 from scripts.bench.retrieval.run import GOALS, over_naive
-from scripts.options import option, refusing
+from scripts.command.options import option, refusing
 
 PASSAGES, QUICK_DENSE = 50_000, 2_500
 ALL_GOALS = GOALS | OVERLOAD_GOALS | scale.GOALS | answers.GOALS

@@ -19,7 +19,7 @@ from scripts.bench.staleness.report import draw, make_row, make_table, summarise
 from scripts.bench.staleness.run import Job
 from scripts.bench.staleness.slices import Slice
 from scripts.bench.staleness.task import world_of
-from scripts.options import option, overrides
+from scripts.command.options import option, overrides
 
 AGES, SEEDS, UPDATES, EVAL_EVERY = (0, 8, 16, 4, 2, 1), (0, 1, 2), 60, 10
 QUICK_AGES, QUICK_VARIANTS, QUICK_UPDATES = (0, 8, 16), ("default", "clip", "none"), 50

@@ -21,7 +21,7 @@ from scripts.bench import harness
 from scripts.bench.stream.restart import measure_restarts
 from scripts.bench.stream.rollouts import TOKENS
 from scripts.bench.stream.run import Row, run_row
-from scripts.options import option
+from scripts.command.options import option
 
 PEERS = (1, 16, 256, 1000)
 PACED = 1000  # peers, one trajectory a second each

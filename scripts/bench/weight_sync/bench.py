@@ -17,7 +17,7 @@ from rich.table import Table
 from configs.runtime.process import REPOSITORY
 from scripts.bench import harness
 from scripts.bench.weight_sync.run import Row, run_row
-from scripts.options import option
+from scripts.command.options import option
 
 MB = 1_000_000
 LARGE = Row(500 * MB, 300, 2)

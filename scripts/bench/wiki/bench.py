@@ -33,7 +33,7 @@ from scripts.bench.wiki.seed import (
     code_digest,
 )
 from scripts.bench.wiki.supervised import Schedule
-from scripts.options import option, overrides
+from scripts.command.options import option, overrides
 from scripts.runs.show import rollouts
 from scripts.setup.overrides import fields_of
 from scripts.wiki.packages import WikiError

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from scripts.bench.wiki.seed import METHODS, SAMPLINGS, TRAINED
+from scripts.command.terminal import Split
 from scripts.runs.plot import save
-from scripts.terminal import Split
 
 Figures = Mapping[str, Any]
 BEHAVIOUR_COLUMNS = {  # by the name of a figure of behaviour

@@ -10,13 +10,13 @@ from configs.load import save
 from configs.schema import Config, LearnerConfig, ReplayConfig
 from replay.log.records import EvaluationOpened, LearnerResumed, Record, Reported, Sampled
 from replay.protocol import Status
-from scripts.runs.view.answers import waiting
-from scripts.runs.view.course import Course
-from scripts.runs.view.index import Index
-from scripts.runs.view.waits import _learner, _lines, _replay
 from scripts.runs.waits_file import Standing, WaitsFile
+from scripts.view.answers import waiting
+from scripts.view.course import Course
+from scripts.view.index import Index
+from scripts.view.waits import _learner, _lines, _replay
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view import conftest
+from tests.scripts.view import conftest
 
 CONFIG = Config(replay=ReplayConfig(groups_per_step=4), learner=LearnerConfig(total_steps=9))
 IDLE = {"actor/rollouts_in_flight": 6.0, "actor/capacity": 8.0, "sync/policy_version": 1.0}

@@ -17,13 +17,13 @@ from configs.runtime.files import replacing, write_json
 from configs.runtime.process import Exit
 from replay.log.format import Segment, read_header
 from replay.log.segments import opened, segments
-from scripts.options import Options, argument, option
+from scripts.command.options import Options, argument, option
+from scripts.command.terminal import clean, status
 from scripts.runs.log import log_of, reading
-from scripts.runs.view.check import browser, check
-from scripts.runs.view.export import page
-from scripts.runs.view.index import Index
-from scripts.runs.view.server import Following, Server, listener
-from scripts.terminal import clean, status
+from scripts.view.check import browser, check
+from scripts.view.export import page
+from scripts.view.index import Index
+from scripts.view.server import Following, Server, listener
 
 _KEY_BYTES = 16
 _NEWEST = 200  # rollouts in a file

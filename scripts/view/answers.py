@@ -22,14 +22,14 @@ from learner.health.tokens import file_of
 from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
 from replay.trajectory import TokenSequence, Trajectory, Turn
+from scripts.command.terminal import clean
 from scripts.runs.runs import state_of
 from scripts.runs.show import load_tokenizer
-from scripts.runs.view.following import payload_of
-from scripts.runs.view.index import Index, Told
-from scripts.runs.view.tokens import Values, values_of
-from scripts.runs.view.waits import waits
 from scripts.setup.resolve import run_config
-from scripts.terminal import clean
+from scripts.view.following import payload_of
+from scripts.view.index import Index, Told
+from scripts.view.tokens import Values, values_of
+from scripts.view.waits import waits
 
 MOST_EVENTS = 2000  # of a run; the newest
 MOST_TEXT = 100_000  # characters of one piece of a rollout, and tokens of one that are read

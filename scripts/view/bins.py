@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scripts.runs.view.lanes import RETRIEVAL, STATES, Span
+from scripts.view.lanes import RETRIEVAL, STATES, Span
 
 FACTOR = 4
 WIDTHS = tuple(

@@ -18,9 +18,9 @@ from replay.log.records import (
 from replay.log.summary import Summary
 from replay.protocol import EvalResult, Ready
 from scripts.runs.forecast import forecast
-from scripts.runs.view.answers import curves, overview
-from scripts.runs.view.course import BEFORE, INSIDE, TOKENS, TURNS, Course
-from scripts.runs.view.index import Index
+from scripts.view.answers import curves, overview
+from scripts.view.course import BEFORE, INSIDE, TOKENS, TURNS, Course
+from scripts.view.index import Index
 from tests.scripts.conftest import RecordedRun
 
 BUSY = {"learner/update_s": 6.0, "learner/wait_for_batch_s": 2.0}

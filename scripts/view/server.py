@@ -22,12 +22,12 @@ from starlette.routing import Mount, Route
 
 from configs.load import ConfigError
 from replay.protocol import ReplayError
-from scripts.runs.view import answers
-from scripts.runs.view.index import Index
-from scripts.runs.view.lanes import LATEST
-from scripts.runs.view.timeline import timeline
-from scripts.runs.view.wanted import Wanted
-from scripts.terminal import clean
+from scripts.command.terminal import clean
+from scripts.view import answers
+from scripts.view.index import Index
+from scripts.view.lanes import LATEST
+from scripts.view.timeline import timeline
+from scripts.view.wanted import Wanted
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
+from scripts.command.terminal import clean
 from scripts.runs import waits_file as file
-from scripts.runs.view.course import Course
-from scripts.runs.view.index import Index, Told
 from scripts.runs.waits_file import Standing, read_standing
-from scripts.terminal import clean
+from scripts.view.course import Course
+from scripts.view.index import Index, Told
 
 LATE_S = 10.0  # a launcher that has said nothing for so long is gone
 MOST_LINES = 200

@@ -23,11 +23,11 @@ from learner.metrics.applications import FILE_NAME as APPLICATIONS
 from replay.log.event_log import EventLog
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
-from scripts.runs.view.index import Index
-from scripts.runs.view.server import BUILT, Following, Server, listener
 from scripts.runs.waits_file import WaitsFile
+from scripts.view.index import Index
+from scripts.view.server import BUILT, Following, Server, listener
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import KEPT, delivery, keep_tokens
+from tests.scripts.view.conftest import KEPT, delivery, keep_tokens
 
 PINS = ("playwright==1.65.2",)
 KEY = "a-key"

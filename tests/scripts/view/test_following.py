@@ -7,7 +7,7 @@ from replay.log.compaction import compact
 from replay.log.event_log import read
 from replay.log.records import Delivered
 from replay.protocol import Committed
-from scripts.runs.view.following import Follower, Placed, payload_of
+from scripts.view.following import Follower, Placed, payload_of
 from tests.scripts.conftest import RecordedRun
 
 

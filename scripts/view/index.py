@@ -20,14 +20,14 @@ from replay.log import records as facts
 from replay.log.event_log import FILE_NAME
 from replay.protocol import CodecError
 from replay.trajectory import Question
+from scripts.command.terminal import clean
 from scripts.runs.fleet_log import RestartsSince
-from scripts.runs.view import spans
-from scripts.runs.view.course import Course
-from scripts.runs.view.events import refitted, said
-from scripts.runs.view.following import Follower, Placed
-from scripts.runs.view.lanes import LATEST, Lanes, Span
-from scripts.runs.view.wanted import Wanted
-from scripts.terminal import clean
+from scripts.view import spans
+from scripts.view.course import Course
+from scripts.view.events import refitted, said
+from scripts.view.following import Follower, Placed
+from scripts.view.lanes import LATEST, Lanes, Span
+from scripts.view.wanted import Wanted
 
 BATCH = 2000  # records between two looks at who else wants what is known of runs
 GIVEN_S = 0.001  # to them

@@ -17,9 +17,9 @@ import pytest
 
 from configs.runtime.process import REPOSITORY
 from scripts import cli
-from scripts.runs.view import view
+from scripts.view import view
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import HOSTILE, KEPT, keep_tokens
+from tests.scripts.view.conftest import HOSTILE, KEPT, keep_tokens
 
 
 class Elements(HTMLParser):

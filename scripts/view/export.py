@@ -5,11 +5,11 @@ from typing import Any
 
 from configs.load import ConfigError
 from replay.protocol import ReplayError
-from scripts.runs.view import answers
-from scripts.runs.view.index import Index
-from scripts.runs.view.server import BUILT, MOST_ROWS
-from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
-from scripts.runs.view.wanted import Wanted
+from scripts.view import answers
+from scripts.view.index import Index
+from scripts.view.server import BUILT, MOST_ROWS
+from scripts.view.timeline import MOST_BINS_IN_ALL, timeline
+from scripts.view.wanted import Wanted
 
 _MOST_BINS_IN_ALL = (
     4 * MOST_BINS_IN_ALL

@@ -25,11 +25,11 @@ from replay.log.records import (
 )
 from replay.protocol import EvalResult, SetResult
 from scripts.runs.fleet_log import FleetLog
-from scripts.runs.view.index import Index
-from scripts.runs.view.wanted import Wanted
+from scripts.view.index import Index
+from scripts.view.wanted import Wanted
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view import conftest
-from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery
+from tests.scripts.view import conftest
+from tests.scripts.view.conftest import HOSTILE, KEPT, delivery
 
 
 def numbers(index: Index, **wanted: Any) -> list[int]:

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from configs.load import ConfigError
-from scripts.runs.view.index import Index
-from scripts.runs.view.server import Following, Server, listener
-from scripts.runs.view.wanted import Wanted
+from scripts.view.index import Index
+from scripts.view.server import Following, Server, listener
+from scripts.view.wanted import Wanted
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -19,7 +19,7 @@ from replay.log.records import Delivered, EvaluationFinished, GroupOpened, Recor
 from replay.log.summary import summarise
 from replay.protocol import Batch, EvalResult, Lease, SetResult
 from replay.trajectory import Question, Sampling, Search, TokenSequence
-from scripts.runs.view.index import Index
+from scripts.view.index import Index
 from tests.learner.health.test_diagnostics import facts
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import as_text

@@ -8,8 +8,8 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from scripts.runs.view.bins import FACTOR, WIDTHS, Parts, changes, coarser, summed
-from scripts.runs.view.lanes import Span
+from scripts.view.bins import FACTOR, WIDTHS, Parts, changes, coarser, summed
+from scripts.view.lanes import Span
 
 TABLES = """
 CREATE TABLE spans (run INTEGER, begun REAL, ended REAL, parts BLOB);

@@ -22,12 +22,12 @@ from replay.codec import decode_trajectory
 from replay.log.event_log import EventLog
 from replay.log.records import Delivered, StepsCommitted
 from replay.trajectory import Search, TokenSequence
-from scripts.runs.view.answers import overview, rollout
-from scripts.runs.view.index import Index
-from scripts.runs.view.server import Following, application, listener
-from scripts.terminal import clean
+from scripts.command.terminal import clean
+from scripts.view.answers import overview, rollout
+from scripts.view.index import Index
+from scripts.view.server import Following, application, listener
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import HOSTILE, KEPT, delivery, keep_tokens
+from tests.scripts.view.conftest import HOSTILE, KEPT, delivery, keep_tokens
 
 KEY = "a-key"
 
@@ -209,7 +209,7 @@ def test_of_a_megabyte_a_part_is_sent_and_what_is_left_out_is_told(
 def test_of_many_events_the_newest_are_told_and_how_many_there_were(
     index_of: Callable[..., Index], recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.runs.view.answers.MOST_EVENTS", 3)
+    monkeypatch.setattr("scripts.view.answers.MOST_EVENTS", 3)
     recorded_run.append(*(StepsCommitted(1.0, 1, step) for step in range(9)))
     index = index_of(recorded_run.path)
     (run,) = overview(index)["runs"]
@@ -340,7 +340,7 @@ def test_tokens_of_strangers_are_shown_or_named(
 def test_a_live_page_hears_of_news_and_of_nothing_else(
     index_of: Callable[..., Index], recorded_run: RecordedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("scripts.runs.view.server.EVERY_S", 0.02)
+    monkeypatch.setattr("scripts.view.server.EVERY_S", 0.02)
     index = index_of(recorded_run.path)
     following = Following(index)
     following.start()
@@ -351,7 +351,7 @@ def test_a_live_page_hears_of_news_and_of_nothing_else(
 
 
 async def heard(following: Following, run: RecordedRun) -> None:
-    from scripts.runs.view.server import _news
+    from scripts.view.server import _news
 
     class Page:
         async def is_disconnected(self) -> bool:

@@ -28,17 +28,17 @@ from replay.log.records import (
 )
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, TokenSequence
-from scripts.runs.view import lanes
-from scripts.runs.view import timeline as answers
-from scripts.runs.view.bins import STRIDE, WIDTHS
-from scripts.runs.view.index import Index
-from scripts.runs.view.lanes import ACTORS, STATES, Span
-from scripts.runs.view.spans import keep
-from scripts.runs.view.timeline import MOST_BINS_IN_ALL, timeline
-from scripts.runs.view.wanted import Wanted
+from scripts.view import lanes
+from scripts.view import timeline as answers
+from scripts.view.bins import STRIDE, WIDTHS
+from scripts.view.index import Index
+from scripts.view.lanes import ACTORS, STATES, Span
+from scripts.view.spans import keep
+from scripts.view.timeline import MOST_BINS_IN_ALL, timeline
+from scripts.view.wanted import Wanted
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
-from tests.scripts.runs.view.conftest import delivery
+from tests.scripts.view.conftest import delivery
 
 START = 1_000_000.0
 LANES = ACTORS + 3

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from configs.runtime.process import REPOSITORY
-from scripts import terminal
+from scripts.command import terminal
 from tests.scripts.terminals import run_in_terminal
 
 STATUS = """
 import sys
-from scripts.terminal import Bars, status
+from scripts.command.terminal import Bars, status
 with status("making ready"):
     out = sys.stdout
     print("first")
@@ -36,7 +36,7 @@ def test_what_is_printed_meanwhile_goes_where_it_is_meant_to(tmp_path: Path) -> 
 
 CHATTER = """
 import os, pathlib, sys
-from scripts.terminal import Bars, chatter_to
+from scripts.command.terminal import Bars, chatter_to
 with chatter_to(pathlib.Path(sys.argv[1])) as terminal, Bars(file=terminal):
     os.system("echo a child; echo its warning >&2")
     print("a library", file=sys.stderr)
@@ -85,7 +85,7 @@ def test_without_a_terminal_what_is_tracked_counts_on(
 
 BETWEEN = """
 import time
-from scripts.terminal import awaited
+from scripts.command.terminal import awaited
 def slow():
     for step in range(2):
         time.sleep(0.3)
@@ -104,7 +104,7 @@ def test_what_is_printed_between_awaited_items_stands_beside_no_spinner() -> Non
 
 BESIDE_CHATTER = """
 import pathlib, sys
-from scripts.terminal import chatter_to, status
+from scripts.command.terminal import chatter_to, status
 with chatter_to(pathlib.Path(sys.argv[1])) as terminal, status("making ready", terminal):
     print("a library", file=sys.stderr)
 """
@@ -117,7 +117,7 @@ def test_a_status_is_shown_beside_chatter_that_is_not(tmp_path: Path) -> None:
 
 
 COMPLAINT = """
-from scripts.terminal import complain
+from scripts.command.terminal import complain
 complain("model.path = '/a/folder/whose/name/is/far/longer/than/a/line/of/this/one': no usable "
     "model-folder there\\nlearner.lr = -1.0: give a number above 0")
 """
@@ -187,7 +187,7 @@ def test_the_time_left_is_reckoned_also_where_a_step_takes_minutes() -> None:
 
 
 ABOVE = """
-from scripts.terminal import Bars, above
+from scripts.command.terminal import Bars, above
 with Bars() as bars:
     for step in bars.track(range(2), description="learning"):
         above(f"step {step}: [loss]")

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from configs.load import ConfigError
-from scripts.runs.view.bins import (
+from scripts.command.terminal import clean
+from scripts.view.bins import (
     FACTOR,
     STRIDE,
     WIDTHS,
@@ -18,8 +19,8 @@ from scripts.runs.view.bins import (
     coarser,
     together,
 )
-from scripts.runs.view.index import Index
-from scripts.runs.view.lanes import (
+from scripts.view.index import Index
+from scripts.view.lanes import (
     ACTORS,
     APPLY,
     ASKED,
@@ -41,8 +42,7 @@ from scripts.runs.view.lanes import (
     WEIGHTS,
     Lanes,
 )
-from scripts.runs.view.spans import unpacked
-from scripts.terminal import clean
+from scripts.view.spans import unpacked
 
 MOST_BINS_IN_ALL = 5600  # bins of all lanes of one answer
 MOST_BINS = 800  # of a lane

@@ -1,0 +1,1 @@
+"""What every command shares: its options, and its lines in a terminal."""
