@@ -21,7 +21,8 @@ import pytest
 import zmq
 
 from configs.runtime.process import REPOSITORY, Exit
-from scripts import cli, terminal
+from scripts import cli
+from scripts.command import terminal
 from scripts.setup import gpu_memory
 
 GIB = 1 << 30
