@@ -175,7 +175,7 @@ def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
     fewer = [f"{s.lacking} fewer than asked of seed {s.number}; " for s in seeds if s.lacking > 0]
     title = f"held-out questions of {len(seeds)} seeds; {''.join(fewer)}{steps} steps; {where}"
-    harness.finish(options, found, [*tables(found, title), goals_table(found)], width=190)
+    harness.finish(options, found, [*tables(found, title), *goals_table(found)], width=190)
     if otherwise:
         print(f"made with other code, or by make wiki with whichever: {', '.join(otherwise)}")
     shown = [(seed.number, each) for seed in seeds for each in shown_of(seed)]

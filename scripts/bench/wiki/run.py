@@ -10,7 +10,7 @@ from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 START_S = 90.0  # about what an engine takes to start: nothing is begun for less
 ENDING_S = 150.0  # what an end in order takes: an update under way (two minutes), its checkpoint
-Forage = Callable[[Sequence[str], Path, Callable[[], bool], float], None]
+Forage = Callable[[Sequence[str], Path | None, Callable[[], bool], float], None]
 
 
 class Slice:
@@ -31,7 +31,7 @@ class Slice:
         """True from the moment on when what is under way has to end."""
         return self._now() >= self._until
 
-    def __call__(self, words: Sequence[str], log: Path) -> None:
+    def __call__(self, words: Sequence[str], log: Path | None) -> None:
         """Run a command. Raises OutOfTime, WikiError, KeyboardInterrupt."""
         if self._begun and self._now() + START_S > self._until:
             raise OutOfTime(f"forage {words[0]}")

@@ -31,7 +31,7 @@ from scripts.wiki.packages import WikiError, require_room
 from scripts.wiki.pipeline import start
 from scripts.wiki.pipeline.commands import Run
 from scripts.wiki.pipeline.pipeline import Plan, check_run, checkpoints_bytes, training
-from scripts.wiki.pipeline.start import LOG, SET, WARM, Tell, choose, evaluate
+from scripts.wiki.pipeline.start import SET, WARM, Tell, choose, evaluate
 
 SECONDS, CODE = "seconds.json", "code.json"
 SOURCES = (  # what a piece depends on
@@ -207,9 +207,9 @@ class Seed:
         check_run(self.plan)
         match training(self.plan, self._model(START)):
             case TrainOptions(config=config, overrides=given):
-                run(["train", config, *given], self.folder / LOG)
+                run(["train", config, *given], None)
             case ResumeOptions(run=folder, overrides=given):
-                run(["resume", str(folder), *given], self.folder / LOG)
+                run(["resume", str(folder), *given], None)
             case None:
                 pass
 

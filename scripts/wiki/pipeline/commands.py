@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from configs.runtime.process import Exit
@@ -16,7 +17,8 @@ POLL_S = 0.1
 DRAIN_S = 900.0  # of a command that was interrupted: an update under way, then its checkpoint
 # Drained; ended before its handler stood; killed after the patience.
 _ENDED = (Exit.INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL)
-Run = Callable[[Sequence[str], Path], None]  # of a command's words; its tables go to the file
+# Of a command's words; what it prints goes to the file, or is shown where there is none.
+Run = Callable[[Sequence[str], Path | None], None]
 
 
 class OutOfTime(Exception):
@@ -25,11 +27,12 @@ class OutOfTime(Exception):
 
 def forage(
     words: Sequence[str],
-    log: Path,
+    log: Path | None,
     is_over: Callable[[], bool] = lambda: False,
     patience_s: float = DRAIN_S,
 ) -> None:
-    """Run a command; its tables go to the end of `log`, progress and errors to standard error.
+    """Run a command; what it prints goes to the end of `log`, or, without one, to standard error,
+    where progress and errors always go.
 
     Ctrl-C and SIGTERM have it end in order, once, and so does its time when it `is_over`; then it
     is killed after `patience_s`, or, after Ctrl-C or SIGTERM, `DRAIN_S`. Raises WikiError,
@@ -37,7 +40,8 @@ def forage(
     """
     command = [sys.executable, "-m", "scripts.cli", *words]
     told = os.environ | {"FORAGE_PARENT": str(os.getpid())}
-    with log.open("ab") as out, Interrupt(polled=True) as interrupt:
+    kept = log.open("ab") if log else nullcontext(sys.stderr)
+    with kept as out, Interrupt(polled=True) as interrupt:
         # A group of its own: a terminal's Ctrl-C is ours, and passed on.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=out, env=told, process_group=0
@@ -52,9 +56,10 @@ def forage(
     if ended_by_us and code in _ENDED:
         raise OutOfTime(f"forage {words[0]}")
     if code != Exit.DONE:
+        also = f", and {log}" if log else ""
         raise WikiError(
-            f"forage {words[0]} ended with exit code {code}: see above, and {log}; once that is "
-            "mended, the same command goes on"
+            f"forage {words[0]} ended with exit code {code}: see above{also}; once that is mended, "
+            "the same command goes on"
         )
 
 

@@ -35,7 +35,7 @@ class Commands:
         self.validation, self.ends_at = validation or {}, ends_at
         self.asked: list[list[str]] = []
 
-    def __call__(self, words: Sequence[str], log: Path, *_: object) -> None:
+    def __call__(self, words: Sequence[str], log: Path | None, *_: object) -> None:
         self.asked.append(list(words))
         if len(self.asked) == self.ends_at:
             raise OutOfTime(f"forage {words[0]}")

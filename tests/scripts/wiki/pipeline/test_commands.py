@@ -21,6 +21,12 @@ def test_what_a_command_prints_goes_to_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().startswith("forage ")
 
 
+def test_without_a_log_it_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    forage(["--version"], None)
+    shown = capfd.readouterr()
+    assert shown.err.startswith("forage ") and not shown.out
+
+
 @pytest.mark.slow
 def test_a_command_that_fails_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with pytest.raises(WikiError, match=r"forage show ended with exit code 2: .*log"):
