@@ -87,7 +87,7 @@ class WaitsLog:
     ) -> Iterable[list[Any]]:
         """Yield a line of each actor that is not as it was last said, of a few at once."""
         named = sorted(status.fleet, key=lambda name: (len(name), name))[:MOST_ACTORS]
-        found = dict.fromkeys(self._said, ())  # of whom nothing is heard
+        found: dict[str, Numbers] = dict.fromkeys(self._said, ())  # of whom nothing is heard
         found |= {name: self._numbers(status, name) for name in named if name not in states}
         changed = [name for name, each in found.items() if each != self._of(name)[1]]
         for name in sorted(changed, key=lambda name: self._of(name)[0])[:AT_ONCE]:
@@ -107,7 +107,7 @@ class WaitsLog:
         free = None if ROOM not in gauges else 0 if status.stop_cause else _whole(room - held)
         behind = int(0 <= version < self._newest)
         if RUNNING not in gauges:
-            return free, behind
+            return () if free is None else (free, behind)
         use = 100 * gauges.get(KV_USE, 0.0)
         return free, behind, *(_whole(n) for n in (gauges[RUNNING], gauges.get(QUEUED, 0.0), use))
 
