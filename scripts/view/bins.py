@@ -49,7 +49,7 @@ class Parts(NamedTuple):
             key = each.lane * STRIDE
             found += [(key + state, a, b, 1) for state, a, b in each.parts]
             found += [(RETRIEVAL * STRIDE + state, a, b, 1) for state, a, b in each.searches]
-            found += [(key + state, a, b, count) for state, a, b, count in each.levels]
+            found += [(on * STRIDE + state, a, b, n) for on, state, a, b, n in each.levels]
         return cls.unpacked(np.array(found, np.float64))
 
     @classmethod

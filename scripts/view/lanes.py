@@ -34,8 +34,9 @@ STATES = (
     HELD, GENERATE, SEARCH, UNKNOWN, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
     BUSY, LEASE, BEHIND, RUNNING, QUEUED, KV, RUNS, TOLD,
 ) = range(len(STATES))  # fmt: skip
-LEARNER, REPLAY, RETRIEVAL, WEIGHTS = range(4)  # lanes
-ACTORS = WEIGHTS + 1  # the first actor's
+LEARNER, REPLAY, RETRIEVAL, WEIGHTS, ENGINES = range(5)  # lanes
+ACTORS = ENGINES + 1  # the first actor's
+OWN_ENGINES = 13  # actors whose engines are told each; those of others lie on one lane
 LATEST = 1e11  # seconds since the epoch: no record is of a later time
 WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY})
 _MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
@@ -44,7 +45,7 @@ _LONGEST_S = 60.0  # span of a standing
 _MOST_STANDING = 4 * MOST_ACTORS  # actors of a run, whose standings are taken
 
 Part = tuple[int, float, float]  # a state, its begin and its end
-Level = tuple[int, float, float, int]  # and how many are in it
+Level = tuple[int, int, float, float, int]  # a lane, and on it a part with how many are in it
 
 
 @dataclass(frozen=True)
@@ -271,20 +272,20 @@ class Lanes:
 
 def _stood(lane: int, standing: ActorStanding, until: float) -> Iterator[Span]:
     """The spans of a standing: as many as it takes for none to be long."""
-    running = standing.running
-    counts = {
-        LEASE: standing.free,
-        BEHIND: standing.behind,
-        RUNNING: running,
-        QUEUED: standing.queued,
-        KV: standing.kv,  # in percent: sums of whole numbers are exact
-        RUNS: int(bool(running)),
-        TOLD: int(running is not None),
-    }
+    engine, running = lane if lane < ACTORS + OWN_ENGINES else ENGINES, standing.running
+    counts = (
+        (lane, LEASE, standing.free),
+        (WEIGHTS, BEHIND, standing.behind),
+        (engine, RUNNING, running),
+        (engine, QUEUED, standing.queued),
+        (engine, KV, standing.kv),  # in percent: sums of whole numbers are exact
+        (engine, RUNS, int(bool(running))),
+        (engine, TOLD, int(running is not None)),
+    )
     begun = standing.at_s
     while begun < until:
         end = min(begun + _LONGEST_S, until)
-        levels = [(state, begun, end, count) for state, count in counts.items() if count]
+        levels = [(on, state, begun, end, count) for on, state, count in counts if count]
         yield Span(lane, begun, end, (), levels=tuple(levels))
         begun = end
 

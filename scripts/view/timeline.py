@@ -26,12 +26,14 @@ from scripts.view.lanes import (
     ASKED,
     BEHIND,
     BUSY,
+    ENGINES,
     FILLING,
     GENERATE,
     HELD,
     KV,
     LEARNER,
     LEASE,
+    OWN_ENGINES,
     PUBLISH,
     QUEUED,
     READY,
@@ -164,11 +166,14 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     """
     stood = told.stood_s > 0
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
-    by_lane[WEIGHTS, BEHIND] = by_lane[ACTORS:, BEHIND].sum(axis=0)
     signs = [HELD, UNKNOWN, LEASE, TOLD]
     there = [n for n in range(len(actors)) if by_lane[n + ACTORS, signs].max(initial=0) > 0]
     there.sort(key=lambda n: actors[n])
-    found = _of_actors([(actors[n], by_lane[n + ACTORS]) for n in there], stood)
+    own = len(actors) <= OWN_ENGINES
+    found = _of_actors([(actors[n], by_lane[n + ACTORS]) for n in there], stood, stood and own)
+    if stood and not own:
+        summed = by_lane[[ENGINES, *(n + ACTORS for n in there)]].sum(axis=0)
+        found.append(_engine("", summed, len(there)) | {"others": len(there)})
     if told.searched:
         found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL], stood))
     if told.applied or stood:
@@ -179,26 +184,20 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
 
 
 def _of_actors(
-    actors: Sequence[tuple[str, NDArray[np.float64]]], stood: bool
+    actors: Sequence[tuple[str, NDArray[np.float64]]], stood: bool, engines: bool
 ) -> list[dict[str, Any]]:
-    """The lanes of actors, each with its engine's below it, as far as there is room: else one of
-    all engines, and one of the actors that are too many.
-    """
-    beside = stood and len(actors) <= (MOST_LANES - ACTORS) // 2
-    most = MOST_LANES - ACTORS - (stood and not beside)
+    """The lanes of actors, each with its engine's below it if wanted; of too many some share one."""
+    most = MOST_LANES - ACTORS
     alone = actors if len(actors) <= most else actors[: most - 1]
     found = []
     for name, levels in alone:
         found.append(_lane("actor", name, levels, stood))
-        if beside:
+        if engines:
             found.append(_engine(name, levels, 1))
     if others := [levels for _, levels in actors[len(alone) :]]:
         summed = np.sum(others, axis=0)
         summed[BUSY] /= len(others)
         found.append(_lane("actor", "", summed, stood) | {"others": len(others)})
-    if stood and not beside:
-        summed = np.sum([levels for _, levels in actors], axis=0)
-        found.append(_engine("", summed, len(actors)) | {"others": len(actors)})
     return found
 
 
@@ -223,13 +222,13 @@ def _engine(name: str, levels: NDArray[np.float64], count: int) -> dict[str, Any
     by_state = {
         "running": levels[RUNNING],
         "queued": levels[QUEUED],
-        "untold": np.maximum(count - levels[TOLD], 0.0),
-        "kv": levels[KV] / (100 * count),
+        "untold": np.maximum(1.0 - levels[TOLD] / max(count, 1), 0.0),
+        "kv": levels[KV] / (100 * max(count, 1)),
     }
     return {
         "kind": "engine",
         "name": name,
-        "busy": _state("busy", np.minimum(levels[RUNS] / count, 1.0)),
+        "busy": _state("busy", np.minimum(levels[RUNS] / max(count, 1), 1.0)),
         "states": [_state(name, each) for name, each in by_state.items()],
     }
 

@@ -16,7 +16,7 @@ interface Pen { ctx: CanvasRenderingContext2D; width: number; height: number; x:
 
 const NEAR = 5; // pixels
 const CLICK = 4; // pixels that a click may move
-const SHARE = "kv"; // the state that is a share of 1: a line over the others
+const SHARES = ["kv", "untold"]; // states that are shares of 1: a line over the others, and their ground
 const ACROSS = ["restart", "checkpoint", "rollback", "stop", "sentinel", "refit"]; // events drawn through all lanes
 const STEPS_S = [
   0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
@@ -73,7 +73,7 @@ export class Lanes {
     const tops: Record<string, number> = { actor: 1, engine: 1, learner: 1, replay: 1, retrieval: 1, apply: 1 };
     for (const lane of found.lanes) {
       for (let n = 0; n < found.bins; n++) {
-        const sum = lane.states.reduce((all, { name, levels }) => all + (name === SHARE ? 0 : levels[n]!), 0);
+        const sum = lane.states.reduce((all, { name, levels }) => all + (SHARES.includes(name) ? 0 : levels[n]!), 0);
         if (lane.kind !== "learner") tops[lane.kind] = Math.max(tops[lane.kind]!, sum);
       }
     }
@@ -121,18 +121,15 @@ export class Lanes {
     const edge = (n: number): number => Math.round(x(Math.min(from + n * width, to)) * sharp) / sharp; // no seams
     const floors = new Float64Array(bins).fill(height);
     for (const { name, levels } of lane.states) {
-      if (name === SHARE) {
-        ctx.strokeStyle = colour(`--lane-${name}`);
-        ctx.beginPath();
+      ctx.fillStyle = colour(`--lane-${name}`);
+      if (SHARES.includes(name)) {
         for (let n = 0; n < bins; n++) {
-          const tall = height - 1 - levels[n]! * (height - 2);
-          ctx.lineTo(edge(n), tall);
-          ctx.lineTo(edge(n + 1), tall);
+          if (levels[n]! <= 0) continue;
+          const tall = (1 - levels[n]!) * (height - 2);
+          ctx.fillRect(edge(n), tall, edge(n + 1) - edge(n), name === "kv" ? 2 : height - tall);
         }
-        ctx.stroke();
         continue;
       }
-      ctx.fillStyle = colour(`--lane-${name}`);
       for (let n = 0; n < bins; n++) {
         const size = (levels[n]! / top) * (height - 1);
         if (size <= 0) continue;
@@ -209,7 +206,7 @@ export class Lanes {
     const bin = Math.floor((cursor.at - found.from) / found.width);
     const said = [`${clock(cursor.at, Math.min(found.width, 1))}, ${place?.title ?? ""}`];
     if (place?.lane && bin >= 0 && bin < found.bins) {
-      said.push(place.lane.states.map(({ name, levels }) => `${name} ${name === SHARE ? share(levels[bin]!) : short(levels[bin])}`).join(", "));
+      said.push(place.lane.states.map(({ name, levels }) => `${name} ${SHARES.includes(name) ? share(levels[bin]!) : short(levels[bin])}`).join(", "));
     }
     const version = found.versions.filter(([at]) => at <= cursor.at).at(-1);
     if (version) said.push(`version ${version[1]}`);
@@ -325,10 +322,10 @@ function titled({ kind, name, others }: Lane): string {
   return others ? `${others} more actors` : name;
 }
 
-/** The states of a lane on average: shares of the learner's time and of a cache, else how many. */
+/** The states of a lane on average: shares of the learner's time, of a cache, untold; else how many. */
 function means(lane: Lane): string {
   const said = lane.states.filter(({ mean }) => mean >= 0.0005).map(({ name, mean }) =>
-    `${name} ${lane.kind === "learner" || name === SHARE ? share(mean) : short(Number(mean.toPrecision(2)))}`);
+    `${name} ${lane.kind === "learner" || SHARES.includes(name) ? share(mean) : short(Number(mean.toPrecision(2)))}`);
   return said.join(", ") || "nothing";
 }
 

@@ -29,7 +29,7 @@ const MEANS: Record<string, string> = {
   running: "requests that the engine's last step ran",
   queued: "requests that wait for a slot or for room in its cache",
   kv: "the most of its cache that was in use within a second, a line from none to all",
-  untold: "nothing is told of it: it starts, or has ended",
+  untold: "share of the time of which nothing is told: it starts, or has ended",
   train: "the update of a step",
   publish: "new weights are handed over",
   wait: "for a batch",
