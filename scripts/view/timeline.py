@@ -186,7 +186,7 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
 def _of_actors(
     actors: Sequence[tuple[str, NDArray[np.float64]]], stood: bool, engines: bool
 ) -> list[dict[str, Any]]:
-    """The lanes of actors, each with its engine's below it if wanted; of too many some share one."""
+    """The lanes of actors, below each its engine's if wanted; of too many some share one."""
     most = MOST_LANES - ACTORS
     alone = actors if len(actors) <= most else actors[: most - 1]
     found = []
