@@ -81,6 +81,7 @@ class EngineStatistics:
         self._steps = self._ran = 0
         return some | {
             "actor/kv_use_max": peak,
+            "actor/running_requests": float(self._running),
             "actor/queued_requests": float(self._queued),
             "actor/preemptions_total": float(self.preemptions),
             "actor/prefix_hit_rate": self._found / max(1, self._tokens),

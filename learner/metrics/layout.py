@@ -60,7 +60,7 @@ BOTTLENECK: Charts = {
     "tokens a second": ("actor/tokens_per_s", "learner/tokens_per_s"),
     "groups ready and open": ("replay/ready_groups", "replay/open_groups"),
     "rollouts in flight, of how many": ("actor/rollouts_in_flight", "actor/capacity"),
-    "requests that wait": ("actor/queued_requests",),
+    "requests that run, and wait": ("actor/running_requests", "actor/queued_requests"),
     "use of the engines' caches": ("actor/kv_use_max", "actor/prefix_hit_rate"),
     "seconds of a search": (r"retrieval/latency_p\d+_s",),
     "seconds of new weights": (

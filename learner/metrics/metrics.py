@@ -30,6 +30,7 @@ COUNTERS = {
     "token_mismatch",
     "rollouts_in_flight",
     "in_flight",
+    "running_requests",
     "queued_requests",
     "capacity",
     "action_tokens",

@@ -31,6 +31,7 @@ from scripts.fleet.scale import Wanted
 from scripts.fleet.view import TRAINING
 from scripts.fleet.wait_graph import wait_graph
 from scripts.runs.waits_file import WaitsFile
+from scripts.runs.waits_log import WaitsLog
 from scripts.setup.preflight import lacks_descriptors
 
 POLL_S = 0.2
@@ -71,7 +72,7 @@ class Supervisor:
         self.restarts = Restarts(config.fleet, fleet, Path(config.run_dir), console.say)
         self.restarts.reach(shown.step)
         self._disk, self._money = DiskWatch(config, console.say), MoneyWatch(config, console.say)
-        self._waits = WaitsFile(Path(config.run_dir))
+        self._waits, self._waited = WaitsFile(Path(config.run_dir)), WaitsLog(Path(config.run_dir))
         self._wanted, self._actor_command = Wanted(Path(config.run_dir)), actor_command
 
     def watch(self, observer: Observer) -> str:
@@ -83,6 +84,7 @@ class Supervisor:
             raise
         finally:
             self._waits.remove()
+            self._waited.end()
 
     def _watch(self, observer: Observer) -> str:
         while True:
@@ -272,6 +274,7 @@ class Supervisor:
         self._steps, self._evaluations = status.reported, status.evaluated
         self._console.status(status, self._actor_states())
         self._waits.tell(status, self.restarts.states())
+        self._waited.tell(status, self.restarts.states())
 
     def _actor_states(self) -> dict[str, str]:
         states = self.restarts.states()

@@ -1,8 +1,9 @@
 """How many were in a state, on average, in each of some bins of time.
 
-A span adds 1 to a level where it begins and takes 1 where it ends. Of a cell of time two sums are
-kept: of these changes, and of each times what of the cell is left behind it. So the level's average
-in the cell is exact, whatever the length of spans, and sums of cells are those of longer cells.
+A span adds 1 to a level where it begins and takes 1 where it ends; a standing its own number. Of a
+cell of time two sums are kept: of these changes, and of each times what of the cell is left behind
+it. So the level's average in the cell is exact, whatever the length of spans, and sums of cells are
+those of longer cells.
 """
 
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ FACTOR = 4
 WIDTHS = tuple(
     float(FACTOR**n) for n in range(1, 9)
 )  # seconds of the cells that are kept: 4 s to 18 hours
-STRIDE = 16  # states of a lane, in a key
+STRIDE = 20  # states of a lane, in a key
 assert len(STATES) <= STRIDE
 
 
@@ -33,27 +34,35 @@ class Changes(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of spans: their keys, begins and ends."""
+    """Parts of spans: their keys, begins and ends, and how many each counts for."""
 
     keys: NDArray[np.int64]
     begins: NDArray[np.float64]
     ends: NDArray[np.float64]
+    counts: NDArray[np.float64]
 
     @classmethod
     def of(cls, spans: Iterable[Span]) -> "Parts":
         """Return the parts of spans."""
-        found = list[tuple[int, float, float]]()
+        found = list[tuple[int, float, float, int]]()
         for each in spans:
-            found += [(each.lane * STRIDE + state, a, b) for state, a, b in each.parts]
-            found += [(RETRIEVAL * STRIDE + state, a, b) for state, a, b in each.searches]
-        table = np.array(found, np.float64).reshape(-1, 3)
-        return cls(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+            key = each.lane * STRIDE
+            found += [(key + state, a, b, 1) for state, a, b in each.parts]
+            found += [(RETRIEVAL * STRIDE + state, a, b, 1) for state, a, b in each.searches]
+            found += [(on * STRIDE + state, a, b, n) for on, state, a, b, n in each.levels]
+        return cls.unpacked(np.array(found, np.float64))
+
+    @classmethod
+    def unpacked(cls, numbers: NDArray[np.float64]) -> "Parts":
+        """Return the parts of which these are the rows."""
+        table = numbers.reshape(-1, 4)
+        return cls(table[:, 0].astype(np.int64), table[:, 1], table[:, 2], table[:, 3])
 
 
 def changes(parts: Parts, origin: float, width: float) -> Changes:
     """Return the changes that parts make, in cells of a width from an origin on."""
     times = np.concatenate([parts.begins, parts.ends]) - origin
-    signs = np.repeat([1.0, -1.0], len(parts.begins))
+    signs = np.concatenate([parts.counts, -parts.counts])
     cells = np.floor(times / width)
     return Changes(
         cells.astype(np.int64),

@@ -1,5 +1,6 @@
 """The lanes of a run's time: what actors, learner, replay and retrieval did when, as its records
-tell, and when weights were taken up, as a file beside them tells.
+tell; when weights were taken up, what engines did and how many leases actors waited for, as files
+beside them tell.
 
 A lease is held from `Leased` to its delivery; in it the stamps of its turns say when the policy
 wrote, and the seconds of its searches for how long it waited for them. A lease that ended without a
@@ -16,32 +17,42 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
+import msgspec
+
 from learner.metrics.applications import Application
 from replay.codec import WireTrajectory
 from replay.log import records as facts
+from scripts.runs.waits_file import MOST_ACTORS
+from scripts.runs.waits_log import LAPSE_S, ActorStanding
 
 STATES = (
     "held", "generate", "search", "unknown", "train", "publish", "wait", "filling", "ready",
-    "asked", "receive", "apply", "busy",
+    "asked", "receive", "apply", "busy", "lease", "behind", "running", "queued", "kv", "runs",
+    "told",
 )  # fmt: skip
 (
     HELD, GENERATE, SEARCH, UNKNOWN, TRAIN, PUBLISH, WAIT, FILLING, READY, ASKED, RECEIVE, APPLY,
-    BUSY,
+    BUSY, LEASE, BEHIND, RUNNING, QUEUED, KV, RUNS, TOLD,
 ) = range(len(STATES))  # fmt: skip
-LEARNER, REPLAY, RETRIEVAL, WEIGHTS = range(4)  # lanes
-ACTORS = WEIGHTS + 1  # the first actor's
+LEARNER, REPLAY, RETRIEVAL, WEIGHTS, ENGINES = range(5)  # lanes
+ACTORS = ENGINES + 1  # the first actor's
+OWN_ENGINES = 13  # actors whose engines are told each; those of others lie on one lane
 LATEST = 1e11  # seconds since the epoch: no record is of a later time
 WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY})
 _MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
 
+_LONGEST_S = 60.0  # span of a standing
+_MOST_STANDING = 4 * MOST_ACTORS  # actors of a run, whose standings are taken
+
 Part = tuple[int, float, float]  # a state, its begin and its end
+Level = tuple[int, int, float, float, int]  # a lane, and on it a part with how many are in it
 
 
 @dataclass(frozen=True)
 class Span:
-    """A lease, a step, a group or weights on their lane, and their parts; `searches`: those of a
-    rollout, which lie on retrieval's lane. `BUSY` is of a lane's time, once: of spans that lie over
-    each other one has it.
+    """A lease, a step, a group, weights or a standing on their lane, and their parts; `searches`:
+    those of a rollout, which lie on retrieval's lane; `levels`: those of a standing. `BUSY` is of a
+    lane's time, once: of spans that lie over each other one has it.
     """
 
     lane: int
@@ -49,6 +60,7 @@ class Span:
     ended: float
     parts: tuple[Part, ...]
     searches: tuple[Part, ...] = ()
+    levels: tuple[Level, ...] = ()
 
 
 @dataclass
@@ -110,6 +122,8 @@ class Lanes:
         self._reported = self._last = 0.0
         self._publish_s: float | None = None
         self.searched = self.applied = False  # ever
+        self._standings: dict[str, ActorStanding] = {}
+        self.stood_s = 0.0  # up to when standings are told
 
     def take(self, record: facts.Record) -> None:
         """Take any record but a delivery."""
@@ -190,8 +204,24 @@ class Lanes:
             self._end(Span(WEIGHTS, begun, each.at_s, parts))
         self.applied = self.applied or bool(news)
 
+    def stand(self, news: Sequence[ActorStanding]) -> None:
+        """Take what the launcher saw of actors, in the order of its lines."""
+        for each in news:
+            if not 0 <= each.at_s - self.stood_s <= LAPSE_S:  # it was away, or its clock put back
+                self._settle([*self._standings], self.stood_s)
+            if each.actor is not None:
+                self._settle([each.actor] if each.actor else [*self._standings], each.at_s)
+            self.stood_s = each.at_s
+            known = each.actor in self.actors or len(self.actors) < _MOST_STANDING
+            if each.actor and known and (each.free is not None or each.running is not None):
+                self._standings[each.actor] = each
+        for name, standing in [*self._standings.items()]:
+            if self.stood_s - standing.at_s >= _LONGEST_S:
+                self._settle([name], self.stood_s)
+                self._standings[name] = msgspec.structs.replace(standing, at_s=self.stood_s)
+
     def under_way(self) -> list[Span]:
-        """The leases and groups that have not ended, up to the last record."""
+        """The leases, groups and standings that have not ended, up to the last record."""
         until = self._last
         leases = [
             Span(self.actors[actor], begun, until, ((UNKNOWN, begun, until),))
@@ -202,7 +232,15 @@ class Lanes:
         groups = [
             _busy(each.span(until, self._ready(each)), busy) for each in self._groups.values()
         ]
-        return leases + groups
+        stood = min(max(until, self.stood_s), self.stood_s + LAPSE_S)
+        found = [_stood(self._lane(name), each, stood) for name, each in self._standings.items()]
+        return [*leases, *groups, *(span for spans in found for span in spans)]
+
+    def _settle(self, names: Iterable[str], until: float) -> None:
+        """Have the standings of these actors ended."""
+        for name in names:
+            if standing := self._standings.pop(name, None):
+                self.found += _stood(self._lane(name), standing, until)
 
     def _end(self, span: Span) -> None:
         """Have a span ended."""
@@ -230,6 +268,26 @@ class Lanes:
         if group := self._groups.pop(group_id, None):
             self._size = max(self._size, group.delivered)
             self._end(group.span(now, group.delivered > 0))
+
+
+def _stood(lane: int, standing: ActorStanding, until: float) -> Iterator[Span]:
+    """The spans of a standing: as many as it takes for none to be long."""
+    engine, running = lane if lane < ACTORS + OWN_ENGINES else ENGINES, standing.running
+    counts = (
+        (lane, LEASE, standing.free),
+        (WEIGHTS, BEHIND, standing.behind),
+        (engine, RUNNING, running),
+        (engine, QUEUED, standing.queued),
+        (engine, KV, standing.kv),  # in percent: sums of whole numbers are exact
+        (engine, RUNS, int(bool(running))),
+        (engine, TOLD, int(running is not None)),
+    )
+    begun = standing.at_s
+    while begun < until:
+        end = min(begun + _LONGEST_S, until)
+        levels = [(on, state, begun, end, count) for on, state, count in counts if count]
+        yield Span(lane, begun, end, (), levels=tuple(levels))
+        begun = end
 
 
 def _free(parts: Iterable[Part], busy: _Times) -> list[Part]:

@@ -27,8 +27,8 @@ def keep(base: sqlite3.Connection, run: int, spans: Sequence[Span]) -> None:
         return
     parts = Parts.of(spans)
     packed = np.column_stack(parts).tobytes()
-    counts = (len(each.parts) + len(each.searches) for each in spans)
-    ends = [24 * n for n in accumulate(counts, initial=0)]
+    counts = (len(each.parts) + len(each.searches) + len(each.levels) for each in spans)
+    ends = [32 * n for n in accumulate(counts, initial=0)]
     base.executemany(
         "INSERT INTO spans VALUES (?, ?, ?, ?)",
         [
@@ -50,5 +50,4 @@ def keep(base: sqlite3.Connection, run: int, spans: Sequence[Span]) -> None:
 
 def unpacked(rows: Iterable[tuple[bytes]]) -> Parts:
     """Return the parts of rows of the table `spans`."""
-    table = np.frombuffer(b"".join(parts for (parts,) in rows)).reshape(-1, 3)
-    return Parts(table[:, 0].astype(np.int64), table[:, 1], table[:, 2])
+    return Parts.unpacked(np.frombuffer(b"".join(parts for (parts,) in rows)))

@@ -24,18 +24,27 @@ from scripts.view.lanes import (
     ACTORS,
     APPLY,
     ASKED,
+    BEHIND,
     BUSY,
+    ENGINES,
     FILLING,
     GENERATE,
     HELD,
+    KV,
     LEARNER,
+    LEASE,
+    OWN_ENGINES,
     PUBLISH,
+    QUEUED,
     READY,
     RECEIVE,
     REPLAY,
     RETRIEVAL,
+    RUNNING,
+    RUNS,
     SEARCH,
     STATES,
+    TOLD,
     TRAIN,
     UNKNOWN,
     WAIT,
@@ -57,6 +66,7 @@ _SHOWN = {
     "retrieval": (ASKED,),
     "apply": (APPLY, RECEIVE),
 }
+_STOOD = {"actor": LEASE, "apply": BEHIND}  # and of a run whose launcher wrote standings
 
 
 def timeline(
@@ -66,12 +76,13 @@ def timeline(
     if not 0 <= run < len(index.runs):
         raise ConfigError(f"run {run}: there is no such run")
     told = index.runs[run]
-    first, last = told.first, max(told.last, told.first + LEAST_S)
+    first, last = told.first, max(told.last, told.lanes.stood_s, told.first + LEAST_S)
     begin = first if begin is None else min(max(begin, first), last - LEAST_S)
     end = last if end is None else max(min(end, last), begin + LEAST_S)
     names = sorted(told.lanes.actors.items(), key=lambda each: each[1])
-    others = 2 + told.lanes.searched + told.lanes.applied
-    shown = min(len(names) + others, MOST_LANES)
+    stood = told.lanes.stood_s > 0
+    others = 2 + told.lanes.searched + (told.lanes.applied or stood)
+    shown = min(len(names) * (1 + stood) + others, MOST_LANES)
     bins = max(1, min(MOST_BINS * most // MOST_BINS_IN_ALL, most // shown))
     begin, width, levels = _levels(index, run, begin, end, bins, len(names) + ACTORS)
     end = begin + width * levels.shape[1]
@@ -84,6 +95,7 @@ def timeline(
         "width": width,
         "bins": levels.shape[1],
         "lanes": _lanes(levels, [clean(name) for name, _ in names], told.lanes),
+        "stood": stood,
         "versions": _versions(index, run, begin, end),
         "marks": _marks(index, run, begin, end, width),
     }
@@ -149,41 +161,74 @@ def _before(index: Index, run: int, level: int, cell: int) -> list[tuple[Any, ..
 
 
 def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> list[dict[str, Any]]:
-    """The lanes: those of the actors that were there, retrieval and weights where the run has any,
-    learner, replay.
+    """The lanes: those of the actors that were there and of their engines, retrieval and weights
+    where the run has any, learner, replay.
     """
+    stood = told.stood_s > 0
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
-    there = [
-        n for n in range(len(actors)) if by_lane[n + ACTORS, [HELD, UNKNOWN]].max(initial=0) > 0
-    ]
+    signs = [HELD, UNKNOWN, LEASE, TOLD]
+    there = [n for n in range(len(actors)) if by_lane[n + ACTORS, signs].max(initial=0) > 0]
     there.sort(key=lambda n: actors[n])
-    alone, others = there, list[int]()
-    if len(there) > MOST_LANES - ACTORS:
-        most = MOST_LANES - ACTORS - 1
-        alone, others = there[:most], there[most:]
-    found = [_lane("actor", actors[n], by_lane[n + ACTORS]) for n in alone]
-    if others:
-        summed = by_lane[[n + ACTORS for n in others]].sum(axis=0)
-        summed[BUSY] /= len(others)
-        found.append(_lane("actor", "", summed) | {"others": len(others)})
+    own = len(actors) <= OWN_ENGINES
+    found = _of_actors([(actors[n], by_lane[n + ACTORS]) for n in there], stood, stood and own)
+    if stood and not own:
+        summed = by_lane[[ENGINES, *(n + ACTORS for n in there)]].sum(axis=0)
+        found.append(_engine("", summed, len(there)) | {"others": len(there)})
     if told.searched:
-        found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL]))
-    if told.applied:
-        found.append(_lane("apply", "weights", by_lane[WEIGHTS]))
-    found.append(_lane("learner", "learner", by_lane[LEARNER]))
-    found.append(_lane("replay", "replay", by_lane[REPLAY]))
+        found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL], stood))
+    if told.applied or stood:
+        found.append(_lane("apply", "weights", by_lane[WEIGHTS], stood))
+    found.append(_lane("learner", "learner", by_lane[LEARNER], stood))
+    found.append(_lane("replay", "replay", by_lane[REPLAY], stood))
     return found
 
 
-def _lane(kind: str, name: str, levels: NDArray[np.float64]) -> dict[str, Any]:
+def _of_actors(
+    actors: Sequence[tuple[str, NDArray[np.float64]]], stood: bool, engines: bool
+) -> list[dict[str, Any]]:
+    """The lanes of actors, below each its engine's if wanted; of too many some share one."""
+    most = MOST_LANES - ACTORS
+    alone = actors if len(actors) <= most else actors[: most - 1]
+    found = []
+    for name, levels in alone:
+        found.append(_lane("actor", name, levels, stood))
+        if engines:
+            found.append(_engine(name, levels, 1))
+    if others := [levels for _, levels in actors[len(alone) :]]:
+        summed = np.sum(others, axis=0)
+        summed[BUSY] /= len(others)
+        found.append(_lane("actor", "", summed, stood) | {"others": len(others)})
+    return found
+
+
+def _lane(kind: str, name: str, levels: NDArray[np.float64], stood: bool) -> dict[str, Any]:
+    """A lane; with what standings tell, where the run has `stood` any."""
     by_state = {STATES[state]: levels[state] for state in _SHOWN[kind]}
     if kind == "actor":
         other = by_state.pop("held") - by_state["generate"] - by_state["search"]
         by_state |= {"other": np.maximum(other, 0.0), "unknown": by_state.pop("unknown")}
+    if stood and kind in _STOOD:
+        by_state[STATES[_STOOD[kind]]] = levels[_STOOD[kind]]
     return {
         "kind": kind,
         "name": name,
         "busy": _state("busy", np.minimum(levels[BUSY], 1.0)),
+        "states": [_state(name, each) for name, each in by_state.items()],
+    }
+
+
+def _engine(name: str, levels: NDArray[np.float64], count: int) -> dict[str, Any]:
+    """The lane of an engine, or of so many; shares are those of all."""
+    by_state = {
+        "running": levels[RUNNING],
+        "queued": levels[QUEUED],
+        "untold": np.maximum(1.0 - levels[TOLD] / max(count, 1), 0.0),
+        "kv": levels[KV] / (100 * max(count, 1)),
+    }
+    return {
+        "kind": "engine",
+        "name": name,
+        "busy": _state("busy", np.minimum(levels[RUNS] / max(count, 1), 1.0)),
         "states": [_state(name, each) for name, each in by_state.items()],
     }
 

@@ -40,7 +40,7 @@ TAGS = {
     *("sync/generation_pause_s", "sync/publish_s", "actor/tokens_per_s"),
     *("retrieval/latency_p50_s", "retrieval/latency_p99_s", "retrieval/servers_up"),
     *("actor/capacity", "actor/kv_use_max", "actor/prefix_hit_rate", "actor/queued_requests"),
-    *("actor/preemptions_total", "sync/prefilled_again_tokens_total"),
+    *("actor/running_requests", "actor/preemptions_total", "sync/prefilled_again_tokens_total"),
 }
 
 

@@ -36,6 +36,9 @@ def test_load_and_peak_are_since_the_last_look() -> None:
     gauges = told.gauges()
     assert gauges["actor/kv_use_max"] == 0.9 and told.gauges()["actor/kv_use_max"] == 0.0
     assert gauges["actor/preemptions_total"] == 2.0 and gauges["actor/queued_requests"] == 0.0
+    step(told, running=3, queued=2)
+    gauges = told.gauges()
+    assert gauges["actor/running_requests"] == 3.0 and gauges["actor/queued_requests"] == 2.0
 
 
 def test_a_step_s_requests_are_the_mean_since_the_last_look() -> None:

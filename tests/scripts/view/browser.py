@@ -157,6 +157,7 @@ def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         page.wait_for_selector(".waits tr")
     seen: dict[str, Any] = {"waits": " ".join(page.locator(".waits").inner_text().split())}
     seen |= {"lanes": page.locator(".lane strong").all_inner_texts()}
+    seen |= {"lacks": page.get_by_text("this run has no waits.jsonl").is_visible()}
     box = page.locator(".lanes canvas").nth(1).bounding_box()
     assert box is not None
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -24,6 +24,7 @@ from replay.log.event_log import EventLog
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
 from scripts.runs.waits_file import WaitsFile
+from scripts.runs.waits_log import FILE_NAME as STANDINGS
 from scripts.view.index import Index
 from scripts.view.server import BUILT, Following, Server, listener
 from tests.scripts.conftest import RecordedRun
@@ -100,6 +101,7 @@ def served(
     notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
     (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
+    (recorded_run.path / STANDINGS).write_text('[1.0, "actor", 5, 0, 2, 1, 50]\n[2.0, "act')
     (torn := hostile_run.with_name("torn")).mkdir()
     with EventLog.create(torn / "events.log") as log:
         log.append([StepsCommitted(1.0, 1, step) for step in range(9)])
@@ -165,7 +167,8 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["bounds"][0] == "bound: 0.8" and len(found["bounds"]) > 1
     assert any(each.endswith(f" of {recorded_run.path.name}") for each in found["bounds"])
     assert re.search(r"The newest 200 of 2,\d+\. Charts mark the newest 2,000\.", found["events"])
-    assert found["lanes"][2] == "weights"
+    assert found["lanes"][2:4] == ["actor: engine", "weights"] and not found["lacks"]
+    assert "lease 5" in found["pointed"]
     assert found["events"].count("sent again") == 1
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
@@ -183,7 +186,7 @@ def test_so_is_a_file(look: Callable[[str], Any], hostile_run: Path, tmp_path: P
     words = ("-m", "scripts.cli", "view", hostile_run, "--export", file)
     run(sys.executable, *words, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     found = seen(look(f"file://{file}"))["light"]
-    assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts"
+    assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts" and found["lacks"]
     for curve in ("EM", "1 hop", "2 hops", KEPT.split()[0]):
         assert curve in found["evaluated"]
 

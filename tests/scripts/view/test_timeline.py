@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -28,13 +29,15 @@ from replay.log.records import (
 )
 from replay.protocol import Lease
 from replay.trajectory import Question, Sampling, Search, TokenSequence
+from scripts.runs.waits_log import FILE_NAME as STANDINGS
+from scripts.runs.waits_log import LAPSE_S
 from scripts.view import lanes
 from scripts.view import timeline as answers
 from scripts.view.bins import STRIDE, WIDTHS
 from scripts.view.index import Index
 from scripts.view.lanes import ACTORS, STATES, Span
 from scripts.view.spans import keep
-from scripts.view.timeline import MOST_BINS_IN_ALL, timeline
+from scripts.view.timeline import MOST_BINS_IN_ALL, MOST_LANES, timeline
 from scripts.view.wanted import Wanted
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
@@ -200,6 +203,78 @@ def test_weights_that_actors_take_up_have_a_lane(
     assert means(timeline(index, 0, None, None), "apply") == {"apply": 2.0, "receive": 3.0}
 
 
+def stand(run: Path, *lines: list[Any]) -> None:
+    """Append to what a run's launcher saw, at seconds from the start."""
+    with (run / STANDINGS).open("a") as file:
+        for at, *others in lines:
+            file.write(f"{json.dumps([START + at, *others])}\n")
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["one by one", "by cells"])
+def test_an_engine_and_leases_that_an_actor_waits_for_have_lanes(
+    index_of: Callable[..., Index],
+    run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    wide: bool,
+) -> None:
+    monkeypatch.setattr(answers, "MOST_READ", 0 if wide else 20_000)
+    folder = run(leased(START, 1), *delivered(START + 40, 1, (1.0, 3.0, 0.5)))
+    index = index_of(folder)
+    found = timeline(index, 0, None, None)
+    assert not found["stood"] and "engine" not in [each["kind"] for each in found["lanes"]]
+    assert "lease" not in means(found, "actor")
+    stand(folder, [0, ""], [0, "actor", 7, 0, 1, 0, 25], [8, "actor", 3, 1, 4, 2, 75], [16])
+    with (folder / STANDINGS).open("a") as file:
+        file.write("[1000020.0, ")  # torn: it is being written
+    assert index.catch_up(threading.Event())
+    assert means(timeline(index, 0, None, None), "actor")["lease"] == 7 * 8 + 3 * 28  # for now
+    stand(folder, [20, ""])  # it makes the torn line none
+    stand(folder, [24, "actor", 0, 0, 0, 0, 0], [32, "actor", 0, 0], [36, "actor"])
+    index.catch_up(threading.Event())
+    found = timeline(index, 0, START, START + 40)
+    assert found["stood"] and len(found["lanes"]) == 6  # retrieval, weights, learner, replay
+    assert means(found, "actor")["lease"] == 7 * 8 + 3 * 16
+    told, over = means(found, "engine"), found["to"] - START - 40  # to the end of a cell
+    assert told == {"running": 8 + 64, "queued": 32, "untold": 8 + over, "kv": 2 + 12}
+    assert means(found, "apply")["behind"] == 16
+    (lane,) = [each for each in found["lanes"] if each["kind"] == "engine"]
+    assert lane["name"] == "actor"
+    assert lane["busy"]["mean"] == pytest.approx(24 / (40 + over), abs=1e-4)
+
+
+def test_a_standing_lasts_no_longer_than_its_launcher(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    folder = run(StepsCommitted(START + 1000, 1, 1))
+    here = ["actor", 0, 0, 1, 0, 0]
+    stand(folder, [0, ""], [0, *here], [9], [18])  # it was killed
+    stand(folder, [100, ""], [100, *here], *([at] for at in range(110, 400, 10)), [400, ""])
+    stand(folder, [500, ""], [500, *here], [490, *here], [500])  # its clock was put back
+    index = index_of(folder)
+    found = timeline(index, 0, None, None)
+    assert means(found, "engine")["running"] == 18 + 300 + 0 + 10 + LAPSE_S
+    assert index.runs[0].longest <= 60.0
+    again = run(StepsCommitted(START + 1, 1, 1))
+    stand(again, [0, *here], *([at] for at in range(10, 100, 10)))  # no record for long
+    assert timeline(index_of(again), 0, None, None)["last"] == START + 90
+
+
+def test_of_many_actors_engines_share_a_lane(
+    index_of: Callable[..., Index], run: Callable[..., Path]
+) -> None:
+    for many, own in ((13, 13), (14, 14), (40, 26)):
+        folder = run(StepsCommitted(START + 10, 1, 1))
+        stand(folder, *([0, f"actor-{n:02}", 1, 0, 2, 0, 50] for n in range(many)), [10, ""])
+        found = timeline(index_of(folder), 0, None, None)
+        kinds = [each["kind"] for each in found["lanes"]]
+        assert len(kinds) <= MOST_LANES and kinds.count("engine") == (many if many < 14 else 1)
+        assert len([e for e in found["lanes"] if e["kind"] == "actor" and e["name"]]) == own
+        engine = [each for each in found["lanes"] if each["kind"] == "engine"][-1]
+        told = {each["name"]: each["mean"] for each in engine["states"]}
+        share = engine.get("others", 1)
+        assert told == {"running": 2.0 * share, "queued": 0, "untold": 0, "kv": 0.5}
+
+
 def test_leases_that_tell_nothing_are_told_apart(
     index_of: Callable[..., Index], run: Callable[..., Path]
 ) -> None:
@@ -305,7 +380,9 @@ def many() -> list[Span]:
             (drawn.randrange(len(STATES)), begun + a, begun + a + drawn.expovariate(0.05))
             for a in (0.0, drawn.uniform(0, 30))
         )
-        found.append(Span(drawn.randrange(LANES), begun, max(part[2] for part in parts), parts))
+        levels = tuple((drawn.randrange(LANES), *part, drawn.randrange(9)) for part in parts[1:])
+        end = max(part[2] for part in parts)
+        found.append(Span(drawn.randrange(LANES), begun, end, parts, levels=levels))
     return found
 
 
@@ -340,15 +417,18 @@ def test_bins_are_what_a_plain_count_says(
     )
     assert begin <= START + times[0] and begin + width * levels.shape[1] >= START + times[1] - 1e-6
     assert levels.shape[0] == LANES * STRIDE and 1 <= levels.shape[1] <= 101
+    plain: dict[tuple[int, int], list[tuple[float, float, int]]] = defaultdict(list)
+    for span in many:
+        for lane, state, *part in (*((span.lane, *p, 1) for p in span.parts), *span.levels):
+            plain[lane, state].append(tuple(part))  # type: ignore[arg-type]
     for place in (0, levels.shape[1] // 2, levels.shape[1] - 1):
         first, last = begin + place * width, begin + (place + 1) * width
         for lane in range(LANES):
             for state in range(len(STATES)):
                 seconds = sum(
-                    max(0.0, min(end, last) - max(start, first))
-                    for span in many if span.lane == lane
-                    for kind, start, end in span.parts if kind == state
-                )  # fmt: skip
+                    max(0.0, min(end, last) - max(start, first)) * count
+                    for start, end, count in plain[lane, state]
+                )
                 found = levels[lane * STRIDE + state, place]
                 assert found == pytest.approx(seconds / width, abs=1e-5)
 

@@ -16,6 +16,7 @@ interface Pen { ctx: CanvasRenderingContext2D; width: number; height: number; x:
 
 const NEAR = 5; // pixels
 const CLICK = 4; // pixels that a click may move
+const SHARES = ["kv", "untold"]; // states that are shares of 1: a line over the others, and their ground
 const ACROSS = ["restart", "checkpoint", "rollback", "stop", "sentinel", "refit"]; // events drawn through all lanes
 const STEPS_S = [
   0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400,
@@ -69,17 +70,17 @@ export class Lanes {
 
   private build(found: Timeline): void {
     this.found = found;
-    const tops: Record<string, number> = { actor: 1, learner: 1, replay: 1, retrieval: 1, apply: 1 };
+    const tops: Record<string, number> = { actor: 1, engine: 1, learner: 1, replay: 1, retrieval: 1, apply: 1 };
     for (const lane of found.lanes) {
       for (let n = 0; n < found.bins; n++) {
-        const sum = lane.states.reduce((all, state) => all + state.levels[n]!, 0);
+        const sum = lane.states.reduce((all, { name, levels }) => all + (SHARES.includes(name) ? 0 : levels[n]!), 0);
         if (lane.kind !== "learner") tops[lane.kind] = Math.max(tops[lane.kind]!, sum);
       }
     }
     const rows: [string, Lane | null, string, number, (pen: Pen) => void][] = [
       ["events", null, "", 22, (pen) => this.marks(pen)],
       ...found.lanes.map((lane): [string, Lane, string, number, (pen: Pen) => void] => [
-        lane.others ? `${lane.others} more actors` : lane.name,
+        titled(lane),
         lane,
         `busy ${share(lane.busy.mean)}, ${means(lane)}`,
         ["learner", "apply"].includes(lane.kind) ? 26 : 40,
@@ -121,6 +122,14 @@ export class Lanes {
     const floors = new Float64Array(bins).fill(height);
     for (const { name, levels } of lane.states) {
       ctx.fillStyle = colour(`--lane-${name}`);
+      if (SHARES.includes(name)) {
+        for (let n = 0; n < bins; n++) {
+          if (levels[n]! <= 0) continue;
+          const tall = (1 - levels[n]!) * (height - 2);
+          ctx.fillRect(edge(n), tall, edge(n + 1) - edge(n), name === "kv" ? 2 : height - tall);
+        }
+        continue;
+      }
       for (let n = 0; n < bins; n++) {
         const size = (levels[n]! / top) * (height - 1);
         if (size <= 0) continue;
@@ -197,7 +206,7 @@ export class Lanes {
     const bin = Math.floor((cursor.at - found.from) / found.width);
     const said = [`${clock(cursor.at, Math.min(found.width, 1))}, ${place?.title ?? ""}`];
     if (place?.lane && bin >= 0 && bin < found.bins) {
-      said.push(place.lane.states.map(({ name, levels }) => `${name} ${short(levels[bin])}`).join(", "));
+      said.push(place.lane.states.map(({ name, levels }) => `${name} ${SHARES.includes(name) ? share(levels[bin]!) : short(levels[bin])}`).join(", "));
     }
     const version = found.versions.filter(([at]) => at <= cursor.at).at(-1);
     if (version) said.push(`version ${version[1]}`);
@@ -308,10 +317,15 @@ function share(value: number): string {
   return `${(value * 100).toFixed(value > 0 && value < 0.01 ? 1 : 0)} %`;
 }
 
-/** The states of a lane on average: shares of the learner's time, else how many. */
+function titled({ kind, name, others }: Lane): string {
+  if (kind === "engine") return others ? `${others} engines` : `${name}: engine`;
+  return others ? `${others} more actors` : name;
+}
+
+/** The states of a lane on average: shares of the learner's time, of a cache, untold; else how many. */
 function means(lane: Lane): string {
   const said = lane.states.filter(({ mean }) => mean >= 0.0005).map(({ name, mean }) =>
-    `${name} ${lane.kind === "learner" ? share(mean) : short(Number(mean.toPrecision(2)))}`);
+    `${name} ${lane.kind === "learner" || SHARES.includes(name) ? share(mean) : short(Number(mean.toPrecision(2)))}`);
   return said.join(", ") || "nothing";
 }
 

@@ -53,12 +53,12 @@ export interface Detail {
   sequences: { name: string; prompt: string; turns: Turn[] }[];
 }
 export interface Lane {
-  kind: "actor" | "learner" | "replay" | "retrieval" | "apply"; name: string; others?: number; busy: State; states: State[];
+  kind: "actor" | "engine" | "learner" | "replay" | "retrieval" | "apply"; name: string; others?: number; busy: State; states: State[];
 }
 export interface State { name: string; mean: number; levels: number[] }
 export interface Timeline {
   run: number; first: number; last: number; from: number; to: number; width: number; bins: number;
-  lanes: Lane[]; versions: [number, number][];
+  lanes: Lane[]; versions: [number, number][]; stood: boolean;
   marks: { at: number; kind: string; count: number; said: string }[];
 }
 export interface Waits { at: number | null; unseen: number; lines: { who: string; whom: string; what: string }[] }

@@ -9,11 +9,12 @@ const LIVE_MS = 1000; // the least between two looks at what is new
 const WAITS_MS = 2000; // between two looks at who waits
 const LEAST_S = 0.05; // from left to right
 const KINDS: [string, string[]][] = [
-  ["Actors", ["generate", "search", "other", "unknown"]],
+  ["Actors", ["generate", "search", "other", "unknown", "lease"]],
+  ["Engines", ["running", "queued", "kv", "untold"]],
   ["Learner", ["train", "publish", "wait"]],
   ["Replay, groups", ["ready", "filling"]],
   ["Retrieval", ["asked"]],
-  ["Weights, actors", ["apply", "receive"]],
+  ["Weights, actors", ["apply", "receive", "behind"]],
 ];
 const EVENTS: [string, string][] = [
   ["start", "start"], ["restart", "restart"], ["checkpoint", "checkpoint"], ["sentinel", "a sentinel fires"], ["rollback", "a rollback"], ["refit", "weights are sent again"], ["drop", "a rollout or a question is lost"],
@@ -24,6 +25,11 @@ const MEANS: Record<string, string> = {
   search: "rollouts that wait for a search",
   other: "leased, but neither generating nor searching: environment, reward, queues",
   unknown: "no record of what it did: not delivered yet, never delivered, or compacted away",
+  lease: "places that wait for one: replay gives out no more",
+  running: "requests that the engine's last step ran",
+  queued: "requests that wait for a slot or for room in its cache",
+  kv: "the most of its cache that was in use within a second, a line from none to all",
+  untold: "share of the time of which nothing is told: it starts, or has ended",
   train: "the update of a step",
   publish: "new weights are handed over",
   wait: "for a batch",
@@ -32,6 +38,7 @@ const MEANS: Record<string, string> = {
   asked: "searches under way, of all actors",
   apply: "pause to take up a version",
   receive: "receive one and go on writing",
+  behind: "a newer version is out, and they do not serve it yet",
 };
 
 /** The page; `asked`: run, and the time from and to, of its address. */
@@ -48,6 +55,8 @@ class Timeline {
   private readonly range = h("span", { class: "soft range" });
   private readonly readout = h("p", { class: "readout", role: "status" }, "Point at a lane, or go through them with the arrow keys.");
   private readonly waits = h("section", { class: "waits", "aria-label": "Who waits for whom" });
+  private readonly lacks = h("p", { class: "soft", hidden: true },
+    "What engines did and how long actors waited for leases is unknown: this run has no waits.jsonl.");
   private readonly lanes: Lanes;
   private found: source.Timeline | null = null;
   private view: View = { from: 0, to: 1 };
@@ -80,6 +89,7 @@ class Timeline {
         this.range),
       this.lanes.element,
       this.readout,
+      this.lacks,
       this.waits,
       h("div", { class: "legend lane-legend" }, KINDS.flatMap(([title, states]) => [
         h("strong", {}, title),
@@ -154,6 +164,7 @@ class Timeline {
       const found = await source.timeline(this.run, this.whole ? null : this.view);
       if (generation !== this.generation) return;
       this.found = found;
+      this.lacks.hidden = found.stood;
       if (this.whole) this.view = { from: found.first, to: Math.max(found.last, found.first + LEAST_S) };
       this.tell();
       this.lanes.show(found, this.view);
@@ -172,7 +183,7 @@ class Timeline {
 
   private open(lane: source.Lane | null, from: number, to: number): void {
     const asked: source.Asked = { run: String(this.run), time_from: from.toFixed(3), time_to: to.toFixed(3) };
-    if (lane?.kind === "actor" && lane.name) asked.actor = lane.name;
+    if (lane && ["actor", "engine"].includes(lane.kind) && lane.name) asked.actor = lane.name;
     clearTimeout(this.waiting);
     this.note();
     location.hash = `#rollouts?${new URLSearchParams(asked)}`;
