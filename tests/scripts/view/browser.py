@@ -72,7 +72,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["scripts"] = page.locator("script").count()
     if wait_for_news:  # of a rollout that was trained
         page.mouse.move(0, 0)  # pointing at nothing
-        page.goto(f"{url}#rollouts?run=0&step_from=1&step_to=1")
+        page.goto(f"{url}#rollouts?run=0&steps=1,7-9")
         expect(page.locator(".table p")).to_have_text("4 rollouts", timeout=30_000)
         page.locator(".view").focus()
         page.keyboard.press("End")
@@ -126,7 +126,7 @@ def hold(page: Page, url: str) -> dict[str, Any]:
     page.locator(".rule .u-legend").nth(1).locator("th").nth(1).click()
     page.mouse.move(0, 0)
     zoomed = page.evaluate(DRAWING)
-    page.locator("#fired-ess-0-10").focus()
+    page.locator("#fired-ess-0").focus()
     print("waiting", flush=True)
     page.wait_for_selector("main .page:not([data-old])")
     page.wait_for_timeout(100)

@@ -97,7 +97,9 @@ def served(
     gauges = [
         {"learner/current_ess": 0.5 + step / 99, "learner/entropy": 1.0} for step in range(12)
     ]
-    notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
+    notes = [
+        {"step": n, "gauges": g, "fired": ["ess"] * (n > 9 or n == 3)} for n, g in enumerate(gauges)
+    ]
     (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
     (torn := hostile_run.with_name("torn")).mkdir()
@@ -155,7 +157,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
-    assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
+    assert found["kept"] == [True, True, 1, "fired-ess-0"] and found["held"] == 1
     (damage,) = found["damage"]
     assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
     assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
