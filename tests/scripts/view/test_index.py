@@ -1,6 +1,7 @@
 """The index has each rollout, gauge, evaluation and event once, and answers selections of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,8 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
         2,
     ]
     assert numbers(index, steps=((1, 6), (7, 9)), run=0) == [5, 2]
-    assert numbers(index, steps=((8, 8), (7, 7))) == [5, 2] and not numbers(index, steps=((1, 6),))
+    assert numbers(index, steps=((8, 8), (7, 7))) == [5, 2]
+    assert numbers(index, steps=((1, 6),)) == [] == numbers(index, steps=((1, 6), (8, 9)))
     assert numbers(index, staleness=(6, 6)) == [5, 2] == numbers(index, staleness=(-1e9, 1e9))
     assert numbers(index, staleness=(0, 5)) == [] == numbers(index, searches=(2, 1e9))
     assert numbers(index, searches=(0, 1), reward=(0.25, 0.5)) == [3, 2]
@@ -152,7 +154,7 @@ def test_what_strangers_wrote_is_kept_without_what_is_obeyed(
 
 
 def test_what_the_policy_wrote_is_found(
-    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, run: Path
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
 ) -> None:
     """In all its turns, as far as it is searched; where no tokenizer can be read, not at all."""
     (_, written) = delivery(9, "Kelu's VORA is \u00e9t\u00e9", bpe_tokenizer)
@@ -166,16 +168,21 @@ def test_what_the_policy_wrote_is_found(
         policy_versions=np.zeros(len(filler), np.int32),
     )
     turns = {9: (long, only.turns[0]), 8: (only.turns[0],) * 2}
-    for folder in (hostile_run, run):
-        with EventLog.reopen(folder / "events.log") as log:
+    runs = [tmp_path / "known", tmp_path / "unknown"]
+    for folder in runs:
+        folder.mkdir()
+        with EventLog.create(folder / "events.log") as log:
             for number, each in turns.items():
                 sequence = TokenSequence(only.prompt_tokens, each)
                 log.append(delivery(number, sequences=(sequence,)))
             log.sync()
-    index = index_of(hostile_run, run)
+    shutil.copy(hostile_run / "config.yaml", runs[0])
+    index = index_of(*runs)
     assert numbers(index, text="elu's vora is \u00c9T\u00c9", run=0) == [8]
     assert numbers(index, text="kelu kelu", run=0) == [9]
-    assert numbers(index, text="elu's vora", run=1) == [] != numbers(index, text="q", run=1)
+    assert (
+        numbers(index, text="elu's vora", run=1) == [] != numbers(index, text="question 9", run=1)
+    )
 
 
 def test_a_megabyte_of_text_is_cut(

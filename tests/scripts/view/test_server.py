@@ -211,13 +211,15 @@ def test_of_a_megabyte_a_part_is_sent_and_what_is_left_out_is_told(
 
 
 def test_passages_are_told_apart_with_their_titles(
-    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
 ) -> None:
+    (folder := tmp_path / "titled").mkdir()
+    shutil.copy(hostile_run / "config.yaml", folder)
     text = '\n\n<information>Doc 1(Title: "<b>(x) kelu") vora</information>\n\n'
-    with EventLog.reopen(hostile_run / "events.log") as log:
+    with EventLog.create(folder / "events.log") as log:
         log.append(delivery(9, text, bpe_tokenizer))
         log.sync()
-    index = index_of(hostile_run)
+    index = index_of(folder)
     ((number,),) = index.rows("SELECT number FROM rollouts WHERE group_id = 9")
     (turn,) = rollout(index, 0, number)["sequences"][0]["turns"]
     before, passage, after = turn["observation"]

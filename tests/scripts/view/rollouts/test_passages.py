@@ -59,10 +59,10 @@ def test_without_a_title_it_stays_as_it_is(template: str, text: str) -> None:
 
 def test_another_template_is_known() -> None:
     text = "# Anna\nis.\n# <script>\nwas."
-    assert [title for title, _, _ in told(text, "\n# {title}\n{text}\n")] == []
-    assert [
-        title for title, _, _ in told("[1] Anna | is\n[2] B | was", "[{rank}] {title} | {text}\n")
-    ] == ["Anna", "B"]
+    found = told(text, "\n# {title}\n{text}\n")
+    assert found == [("Anna", "", "is.\n"), ("<script>", "", "was.")]
+    found = told("[1] Anna | is\n[2] B | was", "[{rank}] {title} | {text}\n")
+    assert [title for title, _, _ in found] == ["Anna", "B"]
 
 
 def test_a_passage_cannot_make_up_others_nor_cost_time() -> None:
