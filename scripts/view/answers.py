@@ -3,8 +3,7 @@
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,21 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from configs.load import ConfigError, load
-from configs.schema import Config
+from configs.load import ConfigError
+from configs.schema import ActorsConfig, Config
 from learner.health.rules import RULES
-from learner.health.sentinels import Noted, read_notes, spans
+from learner.health.sentinels import Noted, read_notes
 from learner.health.tokens import file_of
 from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
 from replay.trajectory import TokenSequence, Trajectory, Turn
 from scripts.command.terminal import clean
 from scripts.runs.runs import state_of
-from scripts.runs.show import load_tokenizer
-from scripts.setup.resolve import run_config
 from scripts.view.following import payload_of
 from scripts.view.index import Index, Told
-from scripts.view.tokens import Values, values_of
+from scripts.view.rollouts.passages import Passages
+from scripts.view.rollouts.tokenizer import config_of, tokenizer_of
+from scripts.view.rollouts.tokens import Values, values_of
 from scripts.view.waits import waits
 
 MOST_EVENTS = 2000  # of a run; the newest
@@ -64,7 +63,7 @@ def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
 def health(index: Index) -> dict[str, Any]:
     """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
     notes = [list(read_notes(told.path)) for told in index.runs]
-    configs = [_config(told.path) for told in index.runs]
+    configs = [config_of(told.path) for told in index.runs]
     rules = []
     for name, rule in RULES.items():
         of_runs = []
@@ -75,14 +74,14 @@ def health(index: Index) -> dict[str, Any]:
                 if rule.gauge in each.gauges
             ]
             first = [value for _, value in points if value][: rule.warm_up]
-            fired = [span for span in spans(noted) if span.name == name]
+            fired = {each.step for each in noted if name in each.fired}
             of_runs.append(
                 {
                     "steps": [step for step, _ in points],
                     "values": [value for _, value in points],
                     "bound": rule.bound(first),
                     "action": getattr(config.sentinels, name) if config else "",
-                    "fired": [[span.first, span.last] for span in fired],
+                    "fired": _spans(fired),
                 }
             )
         rules.append(
@@ -104,7 +103,7 @@ def waiting(index: Index, run: int) -> dict[str, Any]:
     if not 0 <= run < len(index.runs):
         raise ConfigError(f"run {run}: there is no such run")
     told = index.runs[run]
-    return waits(index, told, _config(told.path))
+    return waits(index, told, config_of(told.path))
 
 
 def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
@@ -122,10 +121,12 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     if not payload:
         return {"gone": "its tokens were compacted away (replay.keep, forage compact)"}
     trajectory = decode_trajectory(payload)
-    tokenizer, lacks = _tokenizer(told.path)
+    tokenizer, lacks = tokenizer_of(told.path)
     trained = kind == "train" and step is not None  # nothing else is scored by the learner
     learnt, unknown = _learnt(told.path, step, trajectory) if trained else ([], "")
-    sequences = [_sequence(each, tokenizer) for each in trajectory.sequences]
+    config = config_of(told.path)
+    passages = Passages((config.actors if config else ActorsConfig()).passage_template)
+    sequences = [_sequence(each, tokenizer, passages) for each in trajectory.sequences]
     for shown, values in zip(sequences, learnt, strict=False):
         _add(shown["turns"], values)
     return {
@@ -141,7 +142,7 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
 
 
 def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
-    follower, config = told.follower, _config(told.path)
+    follower, config = told.follower, config_of(told.path)
     evaluations = index.rows(
         "SELECT step, at, result FROM evaluations WHERE run = ? ORDER BY step", (number,)
     )
@@ -208,24 +209,27 @@ def _figures(values: NDArray[np.floating[Any]]) -> list[float | None]:
     return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _sequence(sequence: TokenSequence, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _sequence(
+    sequence: TokenSequence, tokenizer: Tokenizer | None, passages: Passages
+) -> dict[str, Any]:
     return {
         "name": clean(sequence.name),
         "prompt": _text(sequence.prompt_tokens, tokenizer),
-        "turns": [_turn(turn, tokenizer) for turn in sequence.turns],
+        "turns": [_turn(turn, tokenizer, passages) for turn in sequence.turns],
     }
 
 
-def _turn(turn: Turn, tokenizer: Tokenizer | None) -> dict[str, Any]:
+def _turn(turn: Turn, tokenizer: Tokenizer | None, passages: Passages) -> dict[str, Any]:
     pieces = _pieces(turn.action_tokens[:MOST_TOKENS], tokenizer)
     pieces = pieces[: bisect_right(list(accumulate(map(len, pieces))), MOST_TEXT)]
+    shown = [clean(id) for each in turn.searches for id in each.passage_ids]
     logprobs = turn.behaviour_logprobs[: len(pieces)]
     return {
         "tokens": pieces,
         "left": len(turn.action_tokens) - len(pieces),
         "logprobs": [round(float(p), 4) if math.isfinite(p) else None for p in logprobs],
         "versions": turn.policy_versions[: len(pieces)].tolist(),
-        "observation": _text(turn.observation_tokens, tokenizer),
+        "observation": passages.pieces(_text(turn.observation_tokens, tokenizer), shown),
         "malformed": turn.malformed,
         "reward": turn.reward,
         "info": _cut(clean(turn.info)),
@@ -283,27 +287,18 @@ def _forecast(told: Told, config: Config | None) -> list[float] | None:
     return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
 
 
+def _spans(steps: Iterable[int]) -> list[list[int]]:
+    """The first and the last of each run of steps."""
+    found = list[list[int]]()
+    for step in sorted(steps):
+        if found and step == found[-1][1] + 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
+
+
 def _last(notes: Sequence[Noted]) -> list[Noted]:
     """Of a step that was trained again the last line."""
     by_step = {noted.step: noted for noted in notes}
     return [by_step[step] for step in sorted(by_step)]
-
-
-@lru_cache(64)
-def _config(run: Path) -> Config | None:
-    try:
-        return load(run_config(run))
-    except ConfigError:
-        return None
-
-
-@lru_cache(16)
-def _tokenizer(run: Path) -> tuple[Tokenizer | None, str]:
-    """The tokenizer of a run's model, or why there is none."""
-    config = _config(run)
-    if config is None:
-        return None, f"{run}: its configuration cannot be read, so numbers of tokens are shown"
-    try:
-        return load_tokenizer(config.model.path), ""
-    except Exception as error:  # noqa: BLE001 - of a file that is no tokenizer it raises anything
-        return None, f"{error}: numbers of tokens are shown"

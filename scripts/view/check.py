@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from configs.load import ConfigError
 from scripts.view.index import Index
+from scripts.view.rollouts.wanted import Wanted
 from scripts.view.server import Following, Server, listener
-from scripts.view.wanted import Wanted
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -7,9 +7,9 @@ from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.view import answers
 from scripts.view.index import Index
+from scripts.view.rollouts.wanted import Wanted
 from scripts.view.server import BUILT, MOST_ROWS
 from scripts.view.timeline import MOST_BINS_IN_ALL, timeline
-from scripts.view.wanted import Wanted
 
 _MOST_BINS_IN_ALL = (
     4 * MOST_BINS_IN_ALL

@@ -28,17 +28,20 @@ from scripts.view.course import Course
 from scripts.view.events import refitted, said
 from scripts.view.following import Follower, Placed
 from scripts.view.lanes import LATEST, Lanes, Span
-from scripts.view.wanted import Wanted
+from scripts.view.rollouts.texts import Texts
+from scripts.view.rollouts.wanted import Wanted
+from scripts.view.rollouts.written import written_of
 
 BATCH = 2000  # records between two looks at who else wants what is known of runs
 GIVEN_S = 0.001  # to them
 RETRIEVAL = "retrieval_server"  # how its processes' names begin
-SEARCHED = 4000  # characters of a rollout's queries, and of its question, that are searched
+SEARCHED = 4000  # characters of a question, its answers, or the queries, that are searched
 _TABLES = """
 CREATE TABLE rollouts (
+    text INTEGER PRIMARY KEY, -- the number of its text
     run INTEGER, number INTEGER, segment INTEGER, place INTEGER, at REAL, kind TEXT,
     group_id INTEGER, sibling INTEGER, actor TEXT, question_id TEXT, hops INTEGER, question TEXT,
-    expected TEXT, answer TEXT, searched TEXT, reward REAL, searches INTEGER, turns INTEGER,
+    expected TEXT, answer TEXT, reward REAL, searches INTEGER, turns INTEGER,
     tokens INTEGER, malformed INTEGER, sequences INTEGER, stop TEXT, oldest INTEGER,
     newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER, begun REAL
 );
@@ -105,12 +108,14 @@ class Index:
         self._base.execute("PRAGMA synchronous = OFF")
         self._base.execute("PRAGMA journal_mode = WAL")
         self._reader = sqlite3.connect(file, check_same_thread=False)
+        self._texts = Texts(file.with_suffix(".texts"))
 
     def close(self) -> None:
         """Close the database."""
         with self._lock, self._asking:
             self._reader.close()
             self._base.close()
+            self._texts.close()
 
     def catch_up(self, stop: threading.Event) -> bool:
         """Read what has been written since, unless told to stop; True where there was some."""
@@ -123,7 +128,7 @@ class Index:
                         read = self._take_some(run, told, news)
                     if read < BATCH:
                         changed = self._take_restarts(run, told) or changed
-                except sqlite3.Error as error:  # a full disk
+                except (sqlite3.Error, OSError) as error:  # a full disk
                     told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
                     break
                 changed = changed or bool(read)
@@ -189,7 +194,7 @@ class Index:
 
     def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many rollouts are wanted, and some of them."""
-        where, values = wanted.condition()
+        where, values = wanted.condition(self._texts.holding)
         order = wanted.order()
         count = self.rows(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0]
         chosen = f"SELECT rowid FROM rollouts WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
@@ -243,9 +248,10 @@ class Index:
         if stop and stop not in self._stops:
             self._stops = self._stops | {stop}
         values = (
+            self._search(told, [*texts, _short("\n".join(queries))], wire),
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
-            question.hops, *texts, "\n".join([*texts, _short("\n".join(queries))]).lower(),
+            question.hops, *texts,
             summary.reward, summary.searches, summary.turns, summary.action_tokens,
             summary.malformed, len(wire.sequences) if wire else 0,
             stop, summary.oldest_version,
@@ -255,6 +261,12 @@ class Index:
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
+
+    def _search(self, told: Told, texts: Sequence[str], wire: WireTrajectory | None) -> int:
+        """Have a rollout's texts be found; return their number."""
+        written = written_of(told.path) if wire else None
+        said = [written.text(wire.turns)] if written and wire else []
+        return self._texts.add("\n".join([*texts, *said]))
 
     def _sample(self, run: int, told: Told, record: facts.Sampled) -> None:
         told.step = max(told.step, record.step)

@@ -26,8 +26,8 @@ from scripts.command.terminal import clean
 from scripts.view import answers
 from scripts.view.index import Index
 from scripts.view.lanes import LATEST
+from scripts.view.rollouts.wanted import Wanted, steps_of
 from scripts.view.timeline import timeline
-from scripts.view.wanted import Wanted
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
@@ -108,9 +108,7 @@ def application(index: Index, following: Following, key: str) -> Starlette:
         "overview": lambda _: answers.overview(index),
         "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
         "health": lambda _: answers.health(index),
-        "timeline": lambda given: timeline(
-            index, _whole(given, "run", 0), *_span(given, "time", float)
-        ),
+        "timeline": lambda given: timeline(index, _whole(given, "run", 0), *_span(given, "time")),
         "waits": lambda given: answers.waiting(index, _whole(given, "run", 0)),
         "rollouts": lambda given: rollouts(index, given),
         "rollout": lambda given: answers.rollout(
@@ -125,8 +123,8 @@ def application(index: Index, following: Following, key: str) -> Starlette:
 def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
     """Some of the rollouts that are asked for. Raises ValueError for a number that is none."""
 
-    def span(name: str, kind: Callable[[str], Any], most: float = 1e9) -> tuple[Any, Any] | None:
-        first, last = _span(given, name, kind)
+    def span(name: str, most: float = 1e9) -> tuple[float, float] | None:
+        first, last = _span(given, name)
         if first is None and last is None:
             return None
         return -most if first is None else first, most if last is None else last
@@ -138,12 +136,12 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         text=given.get("text", "")[:200],
         question=given.get("question", ""),
         group=_whole(given, "group", -1),
-        steps=span("step", _step),
-        reward=span("reward", float),
-        searches=span("searches", float),
-        staleness=span("staleness", float),
+        steps=steps_of(given.get("steps", "")),
+        reward=span("reward"),
+        searches=span("searches"),
+        staleness=span("staleness"),
         actor=given.get("actor", ""),
-        times=span("time", float, LATEST),
+        times=span("time", LATEST),
         sort=given.get("sort", "number"),
         descending=given.get("descending", "1") == "1",
     )
@@ -164,18 +162,10 @@ def _whole(given: Mapping[str, str], name: str, default: int) -> int:
     return found
 
 
-def _step(text: str) -> int:
-    """A step. Raises ValueError."""
-    found = float(text)
-    if not abs(found) <= MOST:
-        raise ValueError(f"step = {text[:40]!r}: give a number of at most {MOST}")
-    return int(found)
-
-
-def _span(given: Mapping[str, str], name: str, kind: Callable[[str], Any]) -> tuple[Any, Any]:
+def _span(given: Mapping[str, str], name: str) -> tuple[float | None, float | None]:
     """The two ends that are asked for; None: open. Raises ValueError."""
     ends = [given.get(f"{name}_{end}", "") for end in ("from", "to")]
-    first, last = (kind(end) if end else None for end in ends)
+    first, last = (float(end) if end else None for end in ends)
     if math.isnan(first or 0) or math.isnan(last or 0):
         raise ValueError(f"{name}: cannot convert float NaN to a time")
     return first, last

@@ -40,7 +40,7 @@ from replay.log.event_log import read
 from replay.log.records import Delivered, LearnerResumed, Reported, Resampled, Sampled
 from replay.protocol import Hello, Lease
 from replay.trajectory import StopReason, TokenSequence, Trajectory, Turn
-from scripts.view.tokens import values_of
+from scripts.view.rollouts.tokens import values_of
 from tests.children import ends_with_us
 from weight_sync.buckets import Layout, NamedTensors, digest, dtype_name
 from weight_sync.protocol import EngineDiffers

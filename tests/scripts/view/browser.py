@@ -13,8 +13,8 @@ from playwright.sync_api import Page, expect, sync_playwright
 PAGES = ("overview", "rollouts", "health", "timeline")
 
 
-def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
-    """Visit each page; use the table by mouse and keyboard."""
+def visit(page: Page, url: str) -> dict[str, Any]:
+    """Visit each page; return how wide they are, and what they complain of."""
     seen: dict[str, Any] = {"errors": [], "foreign": [], "widths": {}}
     home = url.rsplit("/", 2)[0]
     page.on("console", lambda said: seen["errors"].append(said.text))
@@ -28,6 +28,13 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         if name == "health":
             seen["bounds"] = page.locator(".bound").all_inner_texts()
         seen["widths"][name] = page.evaluate("document.documentElement.scrollWidth")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    return seen | {"ground": page.evaluate(ground)}
+
+
+def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
+    """Visit each page; use the table by mouse and keyboard."""
+    seen = visit(page, url)
     if wait_for_news:
         seen |= hold(page, url)
     page.goto(f"{url}#overview")
@@ -72,7 +79,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["scripts"] = page.locator("script").count()
     if wait_for_news:  # of a rollout that was trained
         page.mouse.move(0, 0)  # pointing at nothing
-        page.goto(f"{url}#rollouts?run=0&step_from=1&step_to=1")
+        page.goto(f"{url}#rollouts?run=0&steps=1,7-9")
         expect(page.locator(".table p")).to_have_text("4 rollouts", timeout=30_000)
         page.locator(".view").focus()
         page.keyboard.press("End")
@@ -126,7 +133,7 @@ def hold(page: Page, url: str) -> dict[str, Any]:
     page.locator(".rule .u-legend").nth(1).locator("th").nth(1).click()
     page.mouse.move(0, 0)
     zoomed = page.evaluate(DRAWING)
-    page.locator("#fired-ess-0-10").focus()
+    page.locator("#fired-ess-0").focus()
     print("waiting", flush=True)
     page.wait_for_selector("main .page:not([data-old])")
     page.wait_for_timeout(100)
@@ -139,10 +146,24 @@ def hold(page: Page, url: str) -> dict[str, Any]:
     print("waiting", flush=True)
     expect(page.locator("#live")).to_have_text("live again once you leave the field")
     seen["held"] = page.locator("main .page[data-old]").count()
-    page.keyboard.press("Tab")
+    page.locator("#gauge").select_option(index=1)  # news need not wait until it is left
     page.wait_for_selector("main .page:not([data-old])")
     expect(page.locator("#live")).to_have_text("live")
-    return seen
+    page.evaluate(MARK)
+    page.mouse.move(5, 5)
+    page.mouse.down(button="right")  # after its menu nobody says that it was let go
+    print("waiting", flush=True)
+    page.wait_for_selector("main .page:not([data-old])")
+    seen["focused"] = page.evaluate("document.activeElement.id")
+    page.mouse.up(button="right")
+    page.goto(f"{url}#health")
+    link = page.locator("#fired-ess-0")
+    words = link.inner_text()
+    link.click()
+    page.wait_for_selector("main[data-page=rollouts] .row.head")
+    expect(page.locator(".table p")).to_have_text(re.compile("rollouts"))
+    count = page.locator(".table p").inner_text()
+    return seen | {"caused": [words, page.locator("input[name=steps]").input_value(), count]}
 
 
 def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
@@ -203,6 +224,11 @@ def main() -> None:
             context.set_default_timeout(30_000)
             live = scheme == "light" and url.startswith("http")
             found[scheme] = look(context.new_page(), url, live)
+            context.close()
+        for scheme, width in (("light", 400), ("dark", 1300)):
+            size = {"width": width, "height": 800}
+            context = browser.new_context(color_scheme=scheme, viewport=size)  # type: ignore[arg-type]
+            found[f"{scheme} {width}"] = visit(context.new_page(), url)
             context.close()
         browser.close()
     print(json.dumps(found))

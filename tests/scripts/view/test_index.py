@@ -1,13 +1,16 @@
 """The index has each rollout, gauge, evaluation and event once, and answers selections of them."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+from replay.codec import decode_trajectory
 from replay.log.event_log import EventLog, read
 from replay.log.records import (
     ActorJoined,
@@ -24,9 +27,10 @@ from replay.log.records import (
     Stopped,
 )
 from replay.protocol import EvalResult, SetResult
+from replay.trajectory import TokenSequence
 from scripts.runs.fleet_log import FleetLog
 from scripts.view.index import Index
-from scripts.view.wanted import Wanted
+from scripts.view.rollouts.wanted import Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.view import conftest
 from tests.scripts.view.conftest import HOSTILE, KEPT, delivery
@@ -88,7 +92,13 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
     assert numbers(index) == [5, 4, 3, 2, 1]
     assert numbers(index, sort="reward") == [5, 3, 2, 1, 4]
     assert numbers(index, sort="reward", descending=False) == [1, 2, 3, 5, 4]
-    assert numbers(index, reward=(0.25, 0.5)) == [3, 2] and numbers(index, steps=(7, 7)) == [5, 2]
+    assert numbers(index, reward=(0.25, 0.5)) == [3, 2] and numbers(index, steps=((7, 7),)) == [
+        5,
+        2,
+    ]
+    assert numbers(index, steps=((1, 6), (7, 9)), run=0) == [5, 2]
+    assert numbers(index, steps=((8, 8), (7, 7))) == [5, 2]
+    assert numbers(index, steps=((1, 6),)) == [] == numbers(index, steps=((1, 6), (8, 9)))
     assert numbers(index, staleness=(6, 6)) == [5, 2] == numbers(index, staleness=(-1e9, 1e9))
     assert numbers(index, staleness=(0, 5)) == [] == numbers(index, searches=(2, 1e9))
     assert numbers(index, searches=(0, 1), reward=(0.25, 0.5)) == [3, 2]
@@ -141,6 +151,38 @@ def test_what_strangers_wrote_is_kept_without_what_is_obeyed(
     assert len(rows) == 3
     for name in ("question", "expected", "answer"):
         assert rows[0][name] == KEPT and HOSTILE not in rows[0][name]
+
+
+def test_what_the_policy_wrote_is_found(
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    """In all its turns, as far as it is searched; where no tokenizer can be read, not at all."""
+    (_, written) = delivery(9, "Kelu's VORA is \u00e9t\u00e9", bpe_tokenizer)
+    assert isinstance(written, Delivered)
+    (only,) = decode_trajectory(written.payload).sequences
+    filler = np.array(bpe_tokenizer.encode("kelu " * 4000, add_special_tokens=False), np.int32)
+    long = msgspec.structs.replace(
+        only.turns[0],
+        action_tokens=filler,
+        behaviour_logprobs=np.zeros(len(filler), np.float32),
+        policy_versions=np.zeros(len(filler), np.int32),
+    )
+    turns = {9: (long, only.turns[0]), 8: (only.turns[0],) * 2}
+    runs = [tmp_path / "known", tmp_path / "unknown"]
+    for folder in runs:
+        folder.mkdir()
+        with EventLog.create(folder / "events.log") as log:
+            for number, each in turns.items():
+                sequence = TokenSequence(only.prompt_tokens, each)
+                log.append(delivery(number, sequences=(sequence,)))
+            log.sync()
+    shutil.copy(hostile_run / "config.yaml", runs[0])
+    index = index_of(*runs)
+    assert numbers(index, text="elu's vora is \u00c9T\u00c9", run=0) == [8]
+    assert numbers(index, text="kelu kelu", run=0) == [9]
+    assert (
+        numbers(index, text="elu's vora", run=1) == [] != numbers(index, text="question 9", run=1)
+    )
 
 
 def test_a_megabyte_of_text_is_cut(

@@ -98,7 +98,10 @@ def served(
     gauges = [
         {"learner/current_ess": 0.5 + step / 99, "learner/entropy": 1.0} for step in range(12)
     ]
-    notes = [{"step": n, "gauges": g, "fired": ["ess"] * (n > 9)} for n, g in enumerate(gauges)]
+    fired = [["ess"] * (step > 9 or step == 3) for step in range(12)]
+    notes = [
+        {"step": step, "gauges": gauges[step], "fired": each} for step, each in enumerate(fired)
+    ]
     (recorded_run.path / SENTINELS).write_text("\n".join(map(json.dumps, notes)) + "\n")
     (recorded_run.path / APPLICATIONS).write_text('[1.9, "actor", 1, 0.3, 0.1]\n')
     (recorded_run.path / STANDINGS).write_text('[1.0, "actor", 5, 0, 2, 1, 50]\n[2.0, "act')
@@ -122,12 +125,20 @@ def served(
         following.stop()
 
 
+GROUNDS = {"light": "rgb(251, 251, 249)", "dark": "rgb(20, 24, 27)"}
+
+
 def seen(browser: "subprocess.Popen[str]") -> dict[str, Any]:
     said, errors = browser.communicate(timeout=240)
     assert not browser.returncode, errors
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    for way, width in (("light", 400), ("dark", 1300)):
+        page = found[f"{way} {width}"]
+        assert page["errors"] == [] == page["foreign"] and page["ground"] == GROUNDS[way]
+        assert set(page["widths"].values()) == {width}
     for way, width in (("light", 1300), ("dark", 400)):
         page = found[way]
+        assert page["ground"] == GROUNDS[way]
         assert page["errors"] == [] == page["foreign"]
         assert set(page["widths"].values()) == {width}  # nothing is wider than the window
         assert page["title"] == "Forage: Rollouts" and page["picked"] == 1
@@ -147,7 +158,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     look: Callable[[str], Any], served: str, recorded_run: RecordedRun
 ) -> None:
     browser = look(served)
-    for step in (1, 2):  # news, while something is held
+    for step in (1, 2, 3):  # news, while something is held
         assert browser.stdout.readline() == "waiting\n"
         recorded_run.append(StepsCommitted(1.5, 1, step))
     assert browser.stdout.readline() == "waiting\n"
@@ -157,7 +168,8 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
-    assert found["kept"] == [True, True, 1, "fired-ess-0-10"] and found["held"] == 1
+    assert found["kept"] == [True, True, 1, "fired-ess-0"] and found["held"] == 1
+    assert found["focused"] == "gauge"
     (damage,) = found["damage"]
     assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
     assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
@@ -173,6 +185,9 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert "actor waits for retrieval 2 calls of rollouts that search" in found["waits"]
     assert found["lanes"][1] == "actor" and "actor=actor" in found["clicked"]
     assert found["of_time"] == "300 rollouts" and "other 300" in found["pointed"]
+    assert found["caused"] == [
+        f"rollouts of 3 steps: 3, 10-11, {recorded_run.path.name}", "3,10-11", "0 rollouts",
+    ]  # fmt: skip
     assert "\nlog-probability behaviour " in found["learnt"], found["learnt"]
     assert found["learnt"].endswith("; advantage 0; masked")
     assert found["cards"] == [recorded_run.path.name, "<b>run", "torn"] and found["charts"] >= 2

@@ -70,7 +70,8 @@ def test_what_strangers_wrote_is_answered_as_json_text(asked: Callable[..., Any]
     (turn,) = sequence["turns"]
     assert sequence["name"] == KEPT and turn["searches"][0]["query"] == KEPT
     assert turn["searches"][0]["passages"] == [KEPT]
-    assert "".join(turn["tokens"]) == KEPT == turn["observation"]
+    assert "".join(turn["tokens"]) == KEPT
+    assert turn["observation"] == [{"title": "", "id": "", "text": KEPT}]
     assert turn["logprobs"] == [-0.5] * len(turn["tokens"]) and len(turn["versions"]) > 3
     run = asked("api/overview").json()["runs"][0]
     assert run["evaluations"][0]["em_by_set"] == {KEPT: 0.25}
@@ -119,9 +120,9 @@ def test_rollouts_are_asked_for_by_searches_and_staleness(
     ("path", "given", "complaint"),
     [
         ("rollouts", {"most": "many"}, "most = 'many': give a whole number of at most"),
-        ("rollouts", {"step_from": "nan"}, "step = 'nan': give a number of at most"),
-        ("rollouts", {"step_from": "1e300"}, "step = '1e300': give a number of at most"),
-        ("rollouts", {"step_to": "inf"}, "step = 'inf': give a number of at most"),
+        ("rollouts", {"steps": "3,nan"}, "steps = 'nan': give steps and spans of steps, such as"),
+        ("rollouts", {"steps": "9" * 5000}, "steps = '999"),
+        ("rollouts", {"steps": "1," * 2000}, "steps: more than 1000 spans: ask for fewer"),
         ("rollouts", {"begin": "9" * 5000}, "begin = '999"),
         *(
             ("rollouts", {name: "99999999999999999999"}, f"{name} = '99999999999999999999': give")
@@ -148,7 +149,9 @@ def test_curves_and_sentinels_are_of_all_runs(
 ) -> None:
     recorded_run.train(0)
     recorded_run.report(1, {"actor/reward": 0.5})
-    notes = [Noted(step, {"learner/current_ess": 0.5}, ("ess",) * (step > 9)) for step in range(12)]
+    fired = (3, 10, 11, 9, 10)  # and again after it went back
+    steps = [*range(12), 9, 10]
+    notes = [Noted(n, {"learner/current_ess": 0.5}, ("ess",) * (n in fired)) for n in steps]
     lines = [json.dumps({"step": n.step, "gauges": n.gauges, "fired": n.fired}) for n in notes]
     (recorded_run.path / FILE_NAME).write_text("\n".join([*lines, '{"torn']))
     index = index_of(recorded_run.path, hostile_run)
@@ -157,7 +160,7 @@ def test_curves_and_sentinels_are_of_all_runs(
         rules = client.get(f"/{KEY}/api/health").json()["rules"]
     assert told["actor/reward"] == [{"steps": [1], "values": [0.5]}, {"steps": [], "values": []}]
     (ess,) = [rule for rule in rules if rule["name"] == "ess"]
-    assert ess["runs"][0]["fired"] == [[10, 11]] and ess["runs"][0]["bound"] == 0.8
+    assert ess["runs"][0]["fired"] == [[3, 3], [9, 11]] and ess["runs"][0]["bound"] == 0.8
     assert ess["runs"][0]["steps"] == list(range(12)) and ess["runs"][1]["fired"] == []
 
 
@@ -198,12 +201,30 @@ def test_of_a_megabyte_a_part_is_sent_and_what_is_left_out_is_told(
         answer = client.get(f"/{KEY}/api/rollout", params={"number": "1"})
     assert len(answer.content) < 1_500_000
     told = answer.json()["sequences"][0]["turns"][0]
+    (observed,) = told["observation"]
     shown = len(told["tokens"])
     assert shown == 20_000 == len(told["logprobs"]) == len(told["versions"])
     assert told["left"] == len(ids) - 20_000
-    assert told["observation"].endswith(f"… ({len(ids) - 100_000} more tokens)")
-    assert len(told["observation"]) < 100_100
+    assert observed["text"].endswith(f"… ({len(ids) - 100_000} more tokens)")
+    assert len(observed["text"]) < 100_100
     assert told["searches"][0]["query"] == megabyte[:100_000] + "… (900000 more characters)"
+
+
+def test_passages_are_told_apart_with_their_titles(
+    index_of: Callable[..., Index], hostile_run: Path, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "titled").mkdir()
+    shutil.copy(hostile_run / "config.yaml", folder)
+    text = '\n\n<information>Doc 1(Title: "<b>(x) kelu") vora</information>\n\n'
+    with EventLog.create(folder / "events.log") as log:
+        log.append(delivery(9, text, bpe_tokenizer))
+        log.sync()
+    index = index_of(folder)
+    ((number,),) = index.rows("SELECT number FROM rollouts WHERE group_id = 9")
+    (turn,) = rollout(index, 0, number)["sequences"][0]["turns"]
+    before, passage, after = turn["observation"]
+    assert passage == {"title": "<b>(x) kelu", "id": clean(text), "text": "vora"}
+    assert before["title"] == after["title"] == "" and "</information>" in after["text"]
 
 
 def test_of_many_events_the_newest_are_told_and_how_many_there_were(

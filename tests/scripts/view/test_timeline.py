@@ -36,9 +36,9 @@ from scripts.view import timeline as answers
 from scripts.view.bins import STRIDE, WIDTHS
 from scripts.view.index import Index
 from scripts.view.lanes import ACTORS, STATES, Span
+from scripts.view.rollouts.wanted import Wanted
 from scripts.view.spans import keep
 from scripts.view.timeline import MOST_BINS_IN_ALL, MOST_LANES, timeline
-from scripts.view.wanted import Wanted
 from tests.replay.conftest import trajectory_for
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.view.conftest import delivery

@@ -4,6 +4,9 @@ import { chart, type Line } from "./chart";
 import { h, short } from "./dom";
 import * as source from "./source";
 
+const MOST_SPANS = 1000; // of steps that are asked for at once
+const MOST_SAID = 12; // of them in words
+
 /** The page. */
 export async function page(): Promise<HTMLElement> {
   const [told, rules] = await Promise.all([source.overview(), source.health()]);
@@ -31,14 +34,19 @@ function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
     h("p", {}, `Fires where ${rule.gauge} is ${rule.condition}: ${rule.means}.`),
     chart({ title: rule.gauge, lines: [...lines, ...levels], spans, bound: shared }),
     said ? h("p", { class: "soft bound" }, `bound: ${said}`) : null,
-    rule.runs.flatMap((run, number) =>
-      run.fired.map(([first, last]) =>
-        h("p", {}, h("a", { id: `fired-${rule.name}-${number}-${first}`, href: `#rollouts?run=${number}&kind=train&step_from=${first}&step_to=${last}` },
-          `rollouts of ${first === last ? `step ${first}` : `steps ${first} to ${last}`}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`)),
-      ),
-    ),
+    rule.runs.map((run, number) => (run.fired.length ? caused(rule, run, number, runs) : null)),
     spans.length ? h("p", { class: "soft" }, `What to do: ${rule.remedy}.`) : null,
   );
+}
+
+/** A link to the rollouts of all steps at which a rule fired. */
+function caused(rule: source.Rule, run: source.RuleOfRun, number: number, runs: source.Run[]): HTMLElement {
+  const spans = run.fired.slice(-MOST_SPANS);
+  const said = spans.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
+  const count = spans.reduce((sum, [first, last]) => sum + last - first + 1, 0);
+  const asked = new URLSearchParams({ run: String(number), kind: "train", steps: said.join(",") });
+  const steps = count === 1 ? `step ${said[0]}` : `${count.toLocaleString()} steps: ${said.slice(0, MOST_SAID).join(", ")}${said.length > MOST_SAID ? ", …" : ""}`;
+  return h("p", {}, h("a", { id: `fired-${rule.name}-${number}`, href: `#rollouts?${asked}` }, `rollouts of ${steps}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`));
 }
 
 /** The bound of a rule: one that all runs share, else a dashed level for each that has one; and in words. */

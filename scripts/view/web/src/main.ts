@@ -25,6 +25,7 @@ let drawnAt = 0;
 let waiting = 0;
 let held = false; // news that wait until the reader lets go
 let pressed = false;
+let settled = ""; // the id of a select in which a choice was made: it holds news no more
 let served: boolean | null = null; // not known yet
 
 function place(): { name: string; asked: Asked } {
@@ -58,7 +59,9 @@ async function draw(live = false): Promise<void> {
   hold(false);
   fit();
   lookAgain(before);
+  const choice = settled;
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
+  settled = choice; // the focus is where it was
   scrollTo(0, top);
 }
 
@@ -76,10 +79,10 @@ function renew(): void {
   else void draw(true);
 }
 
-/** True while a pointer is down or a field has the focus: drawn anew, what is done there is lost. */
+/** True while a pointer is down or a field has the focus in which no choice was made: drawn anew, what is done there is lost. */
 function busy(): boolean {
   const at = document.activeElement;
-  return pressed || (main.contains(at) && !!at?.matches("input, select, textarea"));
+  return pressed || (main.contains(at) && !!at?.matches("input, select, textarea") && !(at.id && at.id === settled));
 }
 
 function hold(is: boolean): void {
@@ -93,12 +96,20 @@ function free(): void {
   if (held && PAGES[place().name]!.live) renew();
 }
 
-for (const [name, is] of [["pointerdown", true], ["pointerup", false], ["pointercancel", false], ["blur", false]] as const) {
-  window.addEventListener(name, () => {
-    pressed = is;
-    if (!is) window.setTimeout(free);
-  });
+/** A pointer was let go; after a menu of the browser's own nobody says so. */
+function released(): void {
+  pressed = false;
+  window.setTimeout(free);
 }
+
+window.addEventListener("pointerdown", () => { pressed = true; });
+for (const name of ["pointerup", "pointercancel", "contextmenu", "blur"]) window.addEventListener(name, released);
+window.addEventListener("pointermove", (event) => { if (pressed && !event.buttons) released(); });
+for (const name of ["pointerdown", "keydown", "focusin"]) main.addEventListener(name, () => { settled = ""; }, true);
+main.addEventListener("change", (event) => {
+  settled = (event.target as HTMLElement).id;
+  window.setTimeout(free);
+});
 main.addEventListener("focusout", () => window.setTimeout(free));
 window.addEventListener("hashchange", () => void draw());
 window.addEventListener("again", () => void draw());

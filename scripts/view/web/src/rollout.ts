@@ -11,6 +11,8 @@ const TAGS: [RegExp, string][] = [
   [/<answer>[^]*?(<\/answer>|$)/g, "answer"],
 ];
 
+let folded = false; // passages
+
 /** The rollout's elements; `open` shows another in its place. */
 export async function shown(row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement[]> {
   let detail: source.Detail;
@@ -59,11 +61,17 @@ function facts(row: source.Row, detail: source.Detail): HTMLElement {
 function legend(): HTMLElement {
   const check = h("input", { type: "checkbox", onchange: () => document.body.classList.toggle("by-probability", check.checked) });
   check.checked = document.body.classList.contains("by-probability");
+  const fold = h("input", { type: "checkbox", id: "fold", onchange: () => {
+    folded = fold.checked;
+    for (const each of document.querySelectorAll<HTMLDetailsElement>("details.passage")) each.open = !folded;
+  } });
+  fold.checked = folded;
   return h(
     "p",
     { class: "legend" },
     ["think", "search", "answer", "passage", "correction"].map((name) => h("span", { class: `key t-${name}` }, name)),
     h("label", {}, check, "shade by probability"),
+    h("label", {}, fold, "fold passages"),
   );
 }
 
@@ -80,9 +88,20 @@ function sequence(told: source.Detail["sequences"][number], named: boolean, read
         ? h("ul", { class: "searches" }, turn.searches.map((each) =>
             h("li", {}, `“${each.query}”: ${each.status === "ok" ? each.passages.join(", ") : each.status} (${short(each.seconds)} s)`)))
         : null,
-      turn.observation ? h("pre", { class: turn.malformed ? "t-correction" : "t-passage" }, turn.observation) : null,
+      turn.observation.map((piece) => read(piece, turn.malformed)),
       turn.info ? h("pre", { class: "info" }, turn.info) : null,
-    ]).flat(),
+    ]).flat(2),
+  );
+}
+
+/** A passage below its title, or what stands around passages. */
+function read(piece: source.Piece, corrects: boolean): HTMLElement {
+  if (!piece.title) return h("pre", { class: corrects ? "t-correction" : "t-passage" }, piece.text);
+  return h(
+    "details",
+    { class: "passage", open: !folded },
+    h("summary", {}, piece.title, piece.id ? h("span", { class: "soft" }, ` ${piece.id}`) : null),
+    h("pre", { class: "t-passage" }, piece.text),
   );
 }
 

@@ -54,8 +54,8 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
   };
   const select = (name: string, title: string, options: [string, string][]): HTMLElement =>
     field(name, title, h("select", {}, options.map(([value, said]) => h("option", { value, selected: (asked[name] ?? "") === value }, said))));
-  const input = (name: string, title: string, type: string): HTMLElement =>
-    field(name, title, h("input", { type, value: asked[name] ?? "", step: "any", size: type === "search" ? 24 : 6, placeholder: "" }));
+  const input = (name: string, title: string, type: string, placeholder = ""): HTMLElement =>
+    field(name, title, h("input", { type, value: asked[name] ?? "", step: "any", size: type === "search" ? 24 : 12, placeholder }));
   const form = h(
     "form",
     { class: "filters", role: "search", onsubmit: (event: Event) => event.preventDefault() },
@@ -63,8 +63,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     told.runs.length > 1 ? select("run", "Run", [["", "all"], ...told.runs.map((run, n): [string, string] => [String(n), run.name])]) : null,
     select("kind", "Kind", [["", "all"], ["train", "train"], ["eval", "evaluation"]]),
     select("stop", "Stop", [["", "all"], ...told.stops.map((each): [string, string] => [each, each])]),
-    input("step_from", "Steps from", "number"),
-    input("step_to", "to", "number"),
+    input("steps", "Steps", "text", "31-40,55"),
     input("reward_from", "Reward from", "number"),
     input("reward_to", "to", "number"),
     input("searches_from", "Searches from", "number"),

@@ -42,8 +42,10 @@ export interface Learnt {
   weight: (number | null)[]; advantage: (number | null)[]; fate: number[];
 }
 export const FATES = ["trained", "clipped", "rejected", "masked"];
+/** A part of what was read: a passage with its title, or what stands around passages. */
+export interface Piece { title: string; id: string; text: string }
 export interface Turn {
-  tokens: string[]; left: number; logprobs: (number | null)[]; versions: number[]; observation: string;
+  tokens: string[]; left: number; logprobs: (number | null)[]; versions: number[]; observation: Piece[];
   malformed: boolean; reward: number; info: string; seconds: number; learnt?: Learnt;
   searches: { query: string; passages: string[]; seconds: number; status: string }[];
 }
@@ -131,9 +133,25 @@ export function follow(news: () => void, there: (is: boolean) => void): void {
   stream.onmessage = () => news();
 }
 
-function queries(row: Row): string[] {
-  const turns = embedded?.details[`${row.run}/${row.number}`]?.sequences?.flatMap((each) => each.turns);
-  return turns?.flatMap((turn) => turn.searches.map((each) => each.query)) ?? [];
+const MOST_WRITTEN = 20_000; // characters of a rollout that are searched
+const MOST_SPANS = 1000; // of steps
+
+/** What is searched of a rollout, beside its row. */
+function texts(row: Row): string[] {
+  const turns = embedded?.details[`${row.run}/${row.number}`]?.sequences?.flatMap((each) => each.turns) ?? [];
+  const written = turns.map((turn) => turn.tokens.join("")).join("\n").slice(0, MOST_WRITTEN);
+  return [...turns.flatMap((turn) => turn.searches.map((each) => each.query)), written];
+}
+
+/** The spans of a list of steps, as the server reads it. */
+function spans(text: string): [number, number][] {
+  const parts = text.split(",").map((part) => part.trim()).filter(Boolean);
+  if (parts.length > MOST_SPANS) throw new Error(`steps: more than ${MOST_SPANS} spans: ask for fewer`);
+  return parts.map((part) => {
+    const [, first = "", dash, last = ""] = /^(\d{0,15})(?:\s*([-–])\s*(\d{0,15}))?$/.exec(part) ?? [];
+    if (!first && !last) throw new Error(`steps = ${JSON.stringify(part.slice(0, 40))}: give steps and spans of steps, such as 31-40,55`);
+    return [Number(first), dash ? Number(last || 1e15) : Number(first)];
+  });
 }
 
 const MOST_BINS = 800; // of a lane that is drawn
@@ -172,6 +190,7 @@ function matching(rows: Row[], asked: Asked): Row[] {
     if (!from && !to) return true;
     return value !== null && value >= Number(from || -1e9) && value <= Number(to || 1e9);
   };
+  const steps = spans(asked.steps ?? "");
   const kept = rows.filter(
     (row) =>
       (!asked.run || row.run === Number(asked.run)) &&
@@ -182,11 +201,11 @@ function matching(rows: Row[], asked: Asked): Row[] {
       (!asked.actor || row.actor === asked.actor) &&
       (!asked.time_from || row.at >= Number(asked.time_from)) &&
       (!asked.time_to || row.begun <= Number(asked.time_to)) &&
-      within(row.step, "step") &&
+      (!steps.length || steps.some(([first, last]) => row.step !== null && row.step >= first && row.step <= last)) &&
       within(row.reward, "reward") &&
       within(row.searches, "searches") &&
       within(row.staleness, "staleness") &&
-      [row.question, row.expected, row.answer, ...queries(row)].join("\n").toLowerCase().includes(words),
+      [row.question, row.expected, row.answer, ...texts(row)].join("\n").toLowerCase().includes(words),
   );
   const by = (asked.sort || "number") as keyof Row;
   const sign = asked.descending === "0" ? 1 : -1;

@@ -1,0 +1,1 @@
+"""The rollouts of the pages: which are wanted, what they say."""
