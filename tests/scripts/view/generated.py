@@ -40,7 +40,15 @@ from replay.protocol import (
     Stop,
 )
 from replay.questions import Questions
-from replay.trajectory import Question, Sampling, Search, StopReason, TokenSequence, Trajectory, Turn
+from replay.trajectory import (
+    Question,
+    Sampling,
+    Search,
+    StopReason,
+    TokenSequence,
+    Trajectory,
+    Turn,
+)
 from tests.learner.health.record import WATCHED
 from tests.scripts.conftest import as_text
 from tests.scripts.view.conftest import keep_tokens
@@ -51,6 +59,7 @@ ACTORS = tuple(f"actor-{n}" for n in range(4))
 LEAVES = ACTORS[-1]
 CAPACITY = 96  # rollouts in flight, of each
 GROUPS, SIBLINGS = 32, 8
+ASKED, HELD_OUT = 400, 24  # questions
 EVAL_EVERY, WITH_TOKENS = 50, 20  # steps
 OTHERS = tuple(f"learner/other_{n}" for n in range(120))  # gauges that nobody draws unasked
 WORDS = tuple(a + b for a in ("ka", "be", "ri", "so", "mu") for b in ("lu", "ro", "ni", "ta", "ke"))
@@ -76,11 +85,12 @@ class GeneratedRun:
         self._leases = deque[tuple[str, float, Lease]]()  # with who has it, and since when
         self._encoded = {text: np.array(tokenizer.encode(text), np.int32) for text in _texts()}
         self._batches = deque[Batch](maxlen=WITH_TOKENS)
-        asked = [_question(n, "train") for n in range(400)], [_question(n, "eval") for n in range(24)]
+        train = tuple(_question(n, "train") for n in range(ASKED))
+        held_out = tuple(_question(n, "eval") for n in range(HELD_OUT))
         self._ledger = Ledger(
             self.config.replay,
-            Questions(tuple(asked[0]), self.config.seed),
-            tuple(asked[1]),
+            Questions(train, self.config.seed),
+            held_out,
             Sampling(1.0, self.config.seed),
             lambda payload: summarise(decode_trajectory(payload)),
         )
@@ -137,7 +147,9 @@ class GeneratedRun:
     def _report(self, begun: float) -> None:
         step, random = self.trained, self._random
         gauges = dict(zip(OTHERS, random.random(len(OTHERS)).tolist(), strict=True))
-        watched = dict(zip(WATCHED, (0.5 + 0.4 * random.random(len(WATCHED))).tolist(), strict=True))
+        watched = dict(
+            zip(WATCHED, (0.5 + 0.4 * random.random(len(WATCHED))).tolist(), strict=True)
+        )
         spent = {"learner/update_s": 0.4 * STEP_S, "sync/publish_s": 0.2, "sync/published": step}
         waited = {"learner/wait_for_batch_s": max(0.0, self._now - begun - 0.5 * STEP_S)}
         self._send("learner", Report(1, step, gauges | watched | spent | waited))
@@ -221,6 +233,7 @@ def _texts() -> Iterator[str]:
     yield ""
     for word in WORDS:
         yield f"<answer> {word} </answer>"
-    for number in range(404):
+    for number in range(ASKED + 4):  # a rollout's turns ask about the next ones
         yield from (_query(number), _passage(number))
-        yield from (_question(number, kind).text for kind in ("train", "eval"))
+        yield _question(number, "train").text
+    yield from (_question(number, "eval").text for number in range(HELD_OUT))

@@ -34,7 +34,12 @@ WATCH = """() => new Promise((resolve, reject) => {
   look();
 })"""
 FORGET = "document.querySelectorAll('.row:not(.head)').forEach((row) => row.dataset.old = '');"
-NEW = "document.querySelector('.row:not(.head) .c-number') && !document.querySelector('.row[data-old]')"
+AWAY = "document.querySelectorAll('.detail .action').forEach((each) => each.remove());"
+OPEN = "document.querySelector('.detail .action') && document.querySelector('.others .picked')"
+FIRST = ".row:not(.head) .c-number"
+NEW = f"document.querySelector('{FIRST}') && !document.querySelector('.row[data-old]')"
+BIN = "document.querySelector('.range').textContent.split('a bin is')[1]"
+COUNT = "document.querySelector('.table p').textContent"
 
 
 def took(page: Page, act: str, done: str) -> float:
@@ -49,11 +54,11 @@ def of_filter(page: Page) -> Iterator[float]:
     for text in TEXTS:
         for typed in (text, ""):
             act = (
-                "window.before = document.querySelector('.table p').textContent;"
-                f"const field = document.querySelector('[name=text]'); field.value = '{typed}';"
+                f"const before = {COUNT}, field = document.querySelector('[name=text]');"
+                f"field.value = '{typed}';"
                 "field.dispatchEvent(new Event('input', {bubbles: true}))"
             )
-            yield took(page, act, "document.querySelector('.table p').textContent !== window.before")
+            yield took(page, act, f"{COUNT} !== before")
 
 
 def of_sort(page: Page) -> Iterator[float]:
@@ -69,34 +74,26 @@ def of_sort(page: Page) -> Iterator[float]:
 def of_rows(page: Page) -> Iterator[float]:
     """A rollout from its row."""
     for place in range(8):
-        act = (
-            "document.querySelectorAll('.detail .action').forEach((each) => each.remove());"
-            f"document.querySelectorAll('.row:not(.head)')[{place}].click()"
-        )
-        yield took(page, act, "document.querySelector('.detail .others .chip.picked')"
-                              " && document.querySelector('.detail .action')")  # fmt: skip
+        act = f"{AWAY} document.querySelectorAll('.row:not(.head)')[{place}].click()"
+        yield took(page, act, OPEN)
 
 
 def of_siblings(page: Page) -> Iterator[float]:
     """Another of its group from its chip."""
     for place in range(7):
-        act = (
-            "const chips = document.querySelector('.others').querySelectorAll('.chip:not(.picked)');"
-            f"window.wanted = chips[{place}].textContent; chips[{place}].click()"
-        )
-        yield took(page, act, "document.querySelector('.detail .action') && document.querySelector("
-                              "'.others .chip.picked')?.textContent === window.wanted")  # fmt: skip
+        chip = f"document.querySelectorAll('.others .chip')[{place}]"
+        act = f"const chip = {chip}; {AWAY} chip.click()"
+        yield took(page, act, f"{OPEN} && {chip}.classList.contains('picked')")
 
 
 def of_zoom(page: Page) -> Iterator[float]:
     """Closer on the timeline until its bins are finer, and back again."""
     for key in ("+", "+", "+", "+", "-", "-", "-", "-"):
         act = (
-            "const bin = () => document.querySelector('.range').textContent.split('a bin is')[1];"
-            "window.bin = bin; window.before = bin();"
-            f"document.querySelector('.lanes').dispatchEvent(new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}}))"
+            f"const before = {BIN}, pressed = {{key: '{key}', bubbles: true}};"
+            "document.querySelector('.lanes').dispatchEvent(new KeyboardEvent('keydown', pressed))"
         )
-        yield took(page, act, "window.bin() !== window.before")
+        yield took(page, act, f"{BIN} !== before")
 
 
 def of_pages(page: Page) -> Iterator[float]:
@@ -104,6 +101,16 @@ def of_pages(page: Page) -> Iterator[float]:
     for name, there in [*PAGES.items()] * 2:
         act = f"location.hash = '#{name}'"
         yield took(page, act, f"document.querySelector('main[data-page={name}] {there}')")
+
+
+USED = {  # the timeline last: the page that it is on is the last
+    "filter": of_filter,
+    "sort": of_sort,
+    "row": of_rows,
+    "siblings": of_siblings,
+    "page": of_pages,
+    "zoom": of_zoom,
+}
 
 
 def opened(page: Page, url: str, name: str) -> float:
@@ -134,8 +141,7 @@ def main() -> None:
         page = context.new_page()
         opened(page, url, "rollouts")
         expect(page.locator(".table p")).to_have_text(rollouts, timeout=600_000)
-        for what, times in (("filter", of_filter), ("sort", of_sort), ("row", of_rows),
-                            ("siblings", of_siblings), ("page", of_pages), ("zoom", of_zoom)):  # fmt: skip
+        for what, times in USED.items():
             found[what] = list(times(page))
         browser.close()
     print(json.dumps(found))

@@ -1,5 +1,6 @@
 """The pages in a real browser, and the front end built anew."""
 
+import contextlib
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from hashlib import blake2s
 from pathlib import Path
@@ -205,6 +208,16 @@ def test_a_check_opens_every_page(playwright: Path, hostile_run: Path, tmp_path:
     assert 0 < found["first_paint_s"] < 60 and said.startswith("4 pages, 3 rollouts, first paint ")
 
 
+def wait_until_there(url: str) -> None:
+    """Wait until somebody answers."""
+    end_s = time.monotonic() + 60.0
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"nobody answers at {url}")
+
+
 @pytest.mark.soak("view")
 @pytest.mark.timeout(1800)
 def test_nobody_waits_on_the_pages_of_a_hundred_thousand_rollouts(
@@ -221,6 +234,7 @@ def test_nobody_waits_on_the_pages_of_a_hundred_thousand_rollouts(
     with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
+        wait_until_there(url)
         watch = Path(__file__).with_name("stopwatch.py")
         said = run(playwright, watch, chromium, url, f"{written.delivered:,} rollouts", timeout=900)
         peak_bytes = status_bytes("VmHWM", server.pid)
