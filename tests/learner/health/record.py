@@ -1,7 +1,7 @@
 """Runs of the demo task that go wrong, each in its way, and some that learn, for `recorded.json`:
 `python -m tests.learner.health.record NAME…` plays them in one process (`StaleRun`, 1 to 3 minutes
-each) and takes down the gauges that the rules watch. None of them goes wrong in `grad_norm` or
-`mismatch`.
+each) and takes down the gauges that the rules watch, of one that diverges until then. None of them
+goes wrong in `mismatch`.
 """
 
 import json
@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from actors.rewards.transcript import Transcript
+from learner.errors import Diverged
 from learner.health.rules import RULES
 from scripts.bench.staleness.run import Job, StaleRun
 from scripts.bench.staleness.task import world_of
@@ -23,6 +24,12 @@ FILE = Path(__file__).with_name("recorded.json")
 WATCHED = sorted({gauge for rule in RULES.values() for gauge in rule.watched})
 HERE = "tests.learner.health.record"
 CONSTANT = ("learner.lr_schedule=constant", "learner.warmup_steps=3")
+VALUES = (  # a value head on the policy's trunk, whose rate rises beyond what its loss stands
+    *("learner.optimiser=sgd", "learner.betas=[0.9,0.95]", "learner.lr=1"),
+    *("learner.lr_schedule=constant", "learner.warmup_steps=5", "learner.max_grad_norm=1e9"),
+    *("learner.baseline=critic", "learner.advantage_std=whiten", "learner.critic.on=policy"),
+    *("learner.critic.lr=2", "learner.critic.warmup_steps=30", "replay.groups_per_step=8"),
+)
 FLAT = ("replay.drop_no_signal=false",)  # trained on, so that its gauges are there
 
 
@@ -48,6 +55,7 @@ WAYS = {
     "searches": Way((*paid("per_search"), *CONSTANT, *FLAT), updates=60),
     "repeats": Way((*paid("per_repeat"), *CONSTANT, *FLAT), updates=60),
     "words": Way((*paid("per_token"), *CONSTANT, *FLAT), updates=60),
+    "values": Way((*VALUES, *FLAT), updates=24),
     "nothing": Way((*CONSTANT, *FLAT), updates=25),
 }
 
@@ -105,6 +113,8 @@ def play(name: str) -> dict[str, list[float | None]]:
             if run.updates[-1]["groups"]:
                 rows[-1]["actor/reward"] = run.updates[-1]["reward"]
                 rows[-1]["replay/no_signal_fraction"] = 1.0 - run.rollouts._signal_rate
+    except Diverged as error:
+        print(f"{name}: {error}", flush=True)
     finally:
         run.close()
     print(f"{name}: {len(rows)} steps, {time.time() - begun_s:.0f} s", flush=True)

@@ -220,6 +220,7 @@ def test_none_fires_on_record_of_a_run_that_learns(name: str) -> None:
     [
         ("rate", {"ess": 10, "likelihood": 11, "malformed": 16, "truncation": 15}),
         ("stale", {"ess": 12}),
+        ("values", {"ess": 10, "likelihood": 11, "grad_norm": 23}),
         ("nothing", {"no_signal": 10, "empty_searches": 10, "malformed": 10}),
         ("searches", {"truncation": 26}),
         ("words", {"truncation": 19, "malformed": 23, "repetition": 46, "searches": 51}),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from configs.runtime.process import REPOSITORY, Exit
-from scripts import cli, terminal
+from scripts import cli
+from scripts.command import terminal
 from scripts.demo import encoder, task
 from scripts.demo.errors import ColdStartFailed
 from scripts.fleet import launch

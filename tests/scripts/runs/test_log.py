@@ -17,7 +17,8 @@ from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.health.sentinels import Sentinels
 from replay.log import compaction, event_log, tail
 from replay.log.event_log import FILE_NAME
-from scripts import cli, terminal
+from scripts import cli
+from scripts.command import terminal
 from scripts.runs.record import frames
 from scripts.runs.show import rollouts
 from tests.scripts.conftest import RecordedRun

@@ -14,7 +14,8 @@ from configs.load import ConfigError, dump, load, parse
 from configs.runtime.process import REPOSITORY
 from configs.schema import Config, QuestionColumns
 from replay.questions import load_questions
-from scripts import cli, terminal
+from scripts import cli
+from scripts.command import terminal
 from scripts.data import data_sets
 from scripts.evaluation.plan import load_sets
 from scripts.setup import hub

@@ -1,16 +1,21 @@
 """The pages in a real browser, and the front end built anew."""
 
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from hashlib import blake2s
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -23,12 +28,15 @@ from learner.metrics.applications import FILE_NAME as APPLICATIONS
 from replay.log.event_log import EventLog
 from replay.log.records import Leased, Reported, StepsCommitted
 from replay.protocol import Status
+from scripts.bench.harness import status_bytes
+from scripts.runs.books import Audit
 from scripts.runs.waits_file import WaitsFile
 from scripts.runs.waits_log import FILE_NAME as STANDINGS
 from scripts.view.index import Index
 from scripts.view.server import BUILT, Following, Server, listener
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.view.conftest import KEPT, delivery, keep_tokens
+from tests.scripts.view.generated import GeneratedRun
 
 PINS = ("playwright==1.65.2",)
 KEY = "a-key"
@@ -216,6 +224,47 @@ def test_a_check_opens_every_page(playwright: Path, hostile_run: Path, tmp_path:
     assert list(found["pages"]) == ["overview", "rollouts", "health", "timeline"]
     assert found["console_errors"] == [] == found["foreign_requests"] and found["rows"] == 3
     assert 0 < found["first_paint_s"] < 60 and said.startswith("4 pages, 3 rollouts, first paint ")
+
+
+def wait_until_there(url: str) -> None:
+    """Wait until somebody answers."""
+    end_s = time.monotonic() + 60.0
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError), urllib.request.urlopen(url):
+            return
+        time.sleep(0.1)
+    pytest.fail(f"nobody answers at {url}")
+
+
+@pytest.mark.soak("view")
+@pytest.mark.timeout(1800)
+def test_nobody_waits_on_the_pages_of_a_hundred_thousand_rollouts(
+    playwright: Path, bpe_tokenizer: Any, tmp_path: Path
+) -> None:
+    chromium = program("chromium", "chromium")
+    written = GeneratedRun(tmp_path / "run", bpe_tokenizer)
+    written.write(100_000)
+    books = Audit()
+    books.fold(written.path / "events.log")
+    assert books.faults == []
+    words = (sys.executable, "-m", "scripts.cli", "view", str(written.path))
+    env = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(words, env=env, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        wait_until_there(url)
+        watch = Path(__file__).with_name("stopwatch.py")
+        said = run(playwright, watch, chromium, url, f"{written.delivered:,} rollouts", timeout=900)
+        peak_bytes = status_bytes("VmHWM", server.pid)
+        server.send_signal(signal.SIGINT)
+    found = json.loads(said)
+    assert found.pop("errors") == [] == found.pop("foreign")
+    paints = found.pop("first_paint_s")
+    waits_ms = {name: median(times) for name, times in found.items()}
+    print(f"{written.delivered:,} rollouts: first paint {paints} s, then (median) {waits_ms} ms; "
+          f"the server's peak {peak_bytes / 1e6:.0f} MB")  # fmt: skip
+    assert max(paints.values()) <= 2.0 and max(waits_ms.values()) <= 200.0
+    assert peak_bytes <= 300e6
 
 
 def test_what_is_served_is_built_from_its_sources(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from actors.prompt import load_tokenizer, tokenizer_digest
 from configs.load import ConfigError
 from configs.runtime.process import Exit
 from learner.errors import BadCheckpoint
-from scripts import cli, terminal
+from scripts import cli
+from scripts.command import terminal
 from scripts.warm_start import warm_start
 from scripts.warm_start.demonstrations import BadDemonstrations
 from tests.scripts.conftest import RecordedRun

@@ -15,7 +15,7 @@ from configs.load import load
 from configs.runtime.files import locked
 from configs.runtime.process import REPOSITORY
 from replay.questions import load_questions
-from scripts import terminal
+from scripts.command import terminal
 from scripts.warm_start.demonstrations import read_files
 from scripts.wiki import articles, packages, wiki
 from scripts.wiki.packages import WikiError
