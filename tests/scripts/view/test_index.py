@@ -160,7 +160,7 @@ def test_what_the_policy_wrote_is_found(
     (_, written) = delivery(9, "Kelu's VORA is \u00e9t\u00e9", bpe_tokenizer)
     assert isinstance(written, Delivered)
     (only,) = decode_trajectory(written.payload).sequences
-    filler = np.array(bpe_tokenizer.encode("kelu " * 4000, add_special_tokens=False), np.int32)
+    filler = np.array(bpe_tokenizer.encode("kelu " * 9000, add_special_tokens=False), np.int32)
     long = msgspec.structs.replace(
         only.turns[0],
         action_tokens=filler,
