@@ -163,7 +163,7 @@ class GeneratedRun:
         self._log.append(outcome.records)
         for whom, reply in outcome.replies:
             if isinstance(reply, Leases):
-                self._leases += ((whom, self._now, lease) for lease in reply.leases)
+                self._leases += ((str(whom), self._now, lease) for lease in reply.leases)
             elif isinstance(reply, Refused | Stop):
                 raise RuntimeError(f"{message}: {reply}")
             else:

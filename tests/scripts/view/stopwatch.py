@@ -119,7 +119,7 @@ def opened(page: Page, url: str, name: str) -> float:
     page.wait_for_selector(f"main[data-page={name}] {PAGES[name]}")
     page.wait_for_timeout(300)
     painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
-    return round(page.evaluate(painted) / 1000, 3)
+    return round(float(page.evaluate(painted)) / 1000, 3)
 
 
 def main() -> None:
