@@ -6,7 +6,7 @@ from typing import Any
 
 from scripts.runs.books import Audit
 from scripts.view.index import Index
-from scripts.view.wanted import Wanted
+from scripts.view.rollouts.wanted import Wanted
 from tests.scripts.view.generated import GeneratedRun
 
 
