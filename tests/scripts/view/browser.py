@@ -154,7 +154,6 @@ def hold(page: Page, url: str) -> dict[str, Any]:
     page.mouse.down(button="right")  # after its menu nobody says that it was let go
     print("waiting", flush=True)
     page.wait_for_selector("main .page:not([data-old])")
-    seen["focused"] = page.evaluate("document.activeElement.id")
     page.mouse.up(button="right")
     page.goto(f"{url}#health")
     link = page.locator("#fired-ess-0")

@@ -160,14 +160,15 @@ def test_what_the_policy_wrote_is_found(
     (_, written) = delivery(9, "Kelu's VORA is \u00e9t\u00e9", bpe_tokenizer)
     assert isinstance(written, Delivered)
     (only,) = decode_trajectory(written.payload).sequences
+    said = msgspec.structs.replace(only.turns[0], searches=())
     filler = np.array(bpe_tokenizer.encode("kelu " * 9000, add_special_tokens=False), np.int32)
     long = msgspec.structs.replace(
-        only.turns[0],
+        said,
         action_tokens=filler,
         behaviour_logprobs=np.zeros(len(filler), np.float32),
         policy_versions=np.zeros(len(filler), np.int32),
     )
-    turns = {9: (long, only.turns[0]), 8: (only.turns[0],) * 2}
+    turns = {9: (long, said), 8: (said,) * 2}
     runs = [tmp_path / "known", tmp_path / "unknown"]
     for folder in runs:
         folder.mkdir()
