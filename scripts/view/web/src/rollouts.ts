@@ -80,7 +80,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     waiting = window.setTimeout(() => {
       const given = [...new FormData(form)].map(([name, value]) => [name, String(value).trim()]);
       changed({ ...kept(asked), ...Object.fromEntries(given.filter(([, value]) => value)) });
-    }, 150);
+    }, 50);
   });
   return form;
 }
