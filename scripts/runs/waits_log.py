@@ -22,6 +22,7 @@ EVERY_S = 1.0
 AT_ONCE = 8  # lines of a look
 BEAT_S = 10.0  # the longest without a line
 LAPSE_S = 20.0  # without a line: what it said before holds no longer
+MOST_AT_ONCE = 1 << 17  # bytes that are read
 LATEST_S = 1e11  # seconds since the epoch
 MOST = 1_000_000  # of a number
 RUNNING, KV_USE, PUBLISHED = "actor/running_requests", "actor/kv_use_max", "sync/published"
@@ -30,7 +31,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
 _log = logging.getLogger(__name__)
 
 
-class ActorStanding(msgspec.Struct, frozen=True, array_like=True):
+class ActorSample(msgspec.Struct, frozen=True, array_like=True):
     """A line: an actor's places that wait for a lease, whether it waits for a newer version, its
     engine's requests that run, and that wait, and the use of its cache in percent. None: not told.
     With no actor nothing has changed; with an empty name nothing is known of any.
@@ -124,22 +125,22 @@ class WaitsLog:
                 file.write(b"\n" * (self._torn and size > 0) + text)
             self._torn = False
         except OSError as error:  # a full disk: the run may outlive it
-            self._torn = True
+            self._torn, self._wrote_s = True, 0.0  # all is told anew once it can be
             if not self._warned:
                 _log.warning("%s: not written: %s", self._path, error)
             self._warned = True
 
 
-class StandingsSince:
+class SamplesSince:
     """Reads the file of a run on, while the launcher writes."""
 
     def __init__(self, run_dir: Path) -> None:
         self._path, self._offset = run_dir / FILE_NAME, 0
 
-    def news(self) -> list[ActorStanding]:
+    def news(self) -> list[ActorSample]:
         """Return lines that have come since, not all of very many; what is none is left out."""
-        lines, self._offset = lines_since(self._path, self._offset)
-        found = (decoded(line, ActorStanding) for line in lines)
+        lines, self._offset = lines_since(self._path, self._offset, MOST_AT_ONCE)
+        found = (decoded(line, ActorSample) for line in lines)
         return [each for each in found if each]
 
 

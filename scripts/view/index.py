@@ -22,7 +22,7 @@ from replay.protocol import CodecError
 from replay.trajectory import Question
 from scripts.command.terminal import clean
 from scripts.runs.fleet_log import RestartsSince
-from scripts.runs.waits_log import StandingsSince
+from scripts.runs.waits_log import SamplesSince
 from scripts.view import spans
 from scripts.view.course import Course
 from scripts.view.events import refitted, said
@@ -83,14 +83,14 @@ class Told:
     applications: Applications = field(init=False)
     course: Course = field(default_factory=Course)
     restarts: RestartsSince = field(init=False)
-    standings: StandingsSince = field(init=False)
+    samples: SamplesSince = field(init=False)
     refits: float = 0.0  # that this learner has told of
     left: set[str] = field(default_factory=set)  # actors that have left, and are not back
 
     def __post_init__(self) -> None:
         self.applications = Applications(self.path)
         self.restarts = RestartsSince(self.path)
-        self.standings = StandingsSince(self.path)
+        self.samples = SamplesSince(self.path)
 
 
 class Index:
@@ -147,11 +147,11 @@ class Index:
             where = f"{told.path / FILE_NAME}: record {number}"
             told.follower.damage = f"{where}: {type(error).__name__}: {error}"
         told.lanes.apply(applied := told.applications.news())
-        told.lanes.stand(stood := told.standings.news())
+        told.lanes.observe(sampled := told.samples.news())
         ended, told.lanes.found = told.lanes.found, []
         told.longest = max([told.longest, *(each.ended - each.begun for each in ended)])
         spans.keep(self._base, run, ended)
-        return count + len(applied) + len(stood)
+        return count + len(applied) + len(sampled)
 
     def _take_restarts(self, run: int, told: Told) -> bool:
         """Take the restarts that the log does not tell, those of retrieval; True where there are

@@ -23,7 +23,7 @@ from learner.metrics.applications import Application
 from replay.codec import WireTrajectory
 from replay.log import records as facts
 from scripts.runs.waits_file import MOST_ACTORS
-from scripts.runs.waits_log import LAPSE_S, ActorStanding
+from scripts.runs.waits_log import LAPSE_S, ActorSample
 
 STATES = (
     "held", "generate", "search", "unknown", "train", "publish", "wait", "filling", "ready",
@@ -42,7 +42,7 @@ WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY
 _MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
 
 _LONGEST_S = 60.0  # span of a standing
-_MOST_STANDING = 4 * MOST_ACTORS  # actors of a run, whose standings are taken
+_MOST_SAMPLED = 4 * MOST_ACTORS  # actors of a run, whose standings are taken
 
 Part = tuple[int, float, float]  # a state, its begin and its end
 Level = tuple[int, int, float, float, int]  # a lane, and on it a part with how many are in it
@@ -122,8 +122,8 @@ class Lanes:
         self._reported = self._last = 0.0
         self._publish_s: float | None = None
         self.searched = self.applied = False  # ever
-        self._standings: dict[str, ActorStanding] = {}
-        self.stood_s = 0.0  # up to when standings are told
+        self._samples: dict[str, ActorSample] = {}
+        self.sampled_s = 0.0  # up to when standings are told
 
     def take(self, record: facts.Record) -> None:
         """Take any record but a delivery."""
@@ -204,21 +204,22 @@ class Lanes:
             self._end(Span(WEIGHTS, begun, each.at_s, parts))
         self.applied = self.applied or bool(news)
 
-    def stand(self, news: Sequence[ActorStanding]) -> None:
+    def observe(self, news: Sequence[ActorSample]) -> None:
         """Take what the launcher saw of actors, in the order of its lines."""
         for each in news:
-            if not 0 <= each.at_s - self.stood_s <= LAPSE_S:  # it was away, or its clock put back
-                self._settle([*self._standings], self.stood_s)
+            if not 0 <= each.at_s - self.sampled_s <= LAPSE_S:  # it was away, or its clock put back
+                self._settle([*self._samples], self.sampled_s)
             if each.actor is not None:
-                self._settle([each.actor] if each.actor else [*self._standings], each.at_s)
-            self.stood_s = each.at_s
-            known = each.actor in self.actors or len(self.actors) < _MOST_STANDING
+                self._settle([each.actor] if each.actor else [*self._samples], each.at_s)
+            self.sampled_s = each.at_s
+            known = each.actor in self.actors or len(self.actors) < _MOST_SAMPLED
             if each.actor and known and (each.free is not None or each.running is not None):
-                self._standings[each.actor] = each
-        for name, standing in [*self._standings.items()]:
-            if self.stood_s - standing.at_s >= _LONGEST_S:
-                self._settle([name], self.stood_s)
-                self._standings[name] = msgspec.structs.replace(standing, at_s=self.stood_s)
+                self._lane(each.actor)
+                self._samples[each.actor] = each
+        for name, standing in [*self._samples.items()]:
+            if self.sampled_s - standing.at_s >= _LONGEST_S:
+                self._settle([name], self.sampled_s)
+                self._samples[name] = msgspec.structs.replace(standing, at_s=self.sampled_s)
 
     def under_way(self) -> list[Span]:
         """The leases, groups and standings that have not ended, up to the last record."""
@@ -232,15 +233,15 @@ class Lanes:
         groups = [
             _busy(each.span(until, self._ready(each)), busy) for each in self._groups.values()
         ]
-        stood = min(max(until, self.stood_s), self.stood_s + LAPSE_S)
-        found = [_stood(self._lane(name), each, stood) for name, each in self._standings.items()]
+        stood = min(max(until, self.sampled_s), self.sampled_s + LAPSE_S)
+        found = [_spans_of(self._lane(name), each, stood) for name, each in self._samples.items()]
         return [*leases, *groups, *(span for spans in found for span in spans)]
 
     def _settle(self, names: Iterable[str], until: float) -> None:
         """Have the standings of these actors ended."""
         for name in names:
-            if standing := self._standings.pop(name, None):
-                self.found += _stood(self._lane(name), standing, until)
+            if standing := self._samples.pop(name, None):
+                self.found += _spans_of(self._lane(name), standing, until)
 
     def _end(self, span: Span) -> None:
         """Have a span ended."""
@@ -270,7 +271,7 @@ class Lanes:
             self._end(group.span(now, group.delivered > 0))
 
 
-def _stood(lane: int, standing: ActorStanding, until: float) -> Iterator[Span]:
+def _spans_of(lane: int, standing: ActorSample, until: float) -> Iterator[Span]:
     """The spans of a standing: as many as it takes for none to be long."""
     engine, running = lane if lane < ACTORS + OWN_ENGINES else ENGINES, standing.running
     counts = (

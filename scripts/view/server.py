@@ -7,9 +7,11 @@ another user of this machine or a page of the web, is answered with 404. Nothing
 import asyncio
 import math
 import socket
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from tempfile import gettempdir
 from types import FrameType
 from typing import Any
 
@@ -97,6 +99,11 @@ def application(index: Index, following: Following, key: str) -> Starlette:
                 return _json({"error": clean(str(error))}, 400)
             except OSError as error:
                 return _json({"error": clean(str(error))}, 500)
+            except sqlite3.Error as error:
+                told = (
+                    f"the index in {gettempdir()}: {error}: is there room, and may it be written?"
+                )
+                return _json({"error": clean(told)}, 500)
 
         return endpoint
 

@@ -76,11 +76,11 @@ def timeline(
     if not 0 <= run < len(index.runs):
         raise ConfigError(f"run {run}: there is no such run")
     told = index.runs[run]
-    first, last = told.first, max(told.last, told.lanes.stood_s, told.first + LEAST_S)
+    first, last = told.first, max(told.last, told.lanes.sampled_s, told.first + LEAST_S)
     begin = first if begin is None else min(max(begin, first), last - LEAST_S)
     end = last if end is None else max(min(end, last), begin + LEAST_S)
     names = sorted(told.lanes.actors.items(), key=lambda each: each[1])
-    stood = told.lanes.stood_s > 0
+    stood = told.lanes.sampled_s > 0
     others = 2 + told.lanes.searched + (told.lanes.applied or stood)
     shown = min(len(names) * (1 + stood) + others, MOST_LANES)
     bins = max(1, min(MOST_BINS * most // MOST_BINS_IN_ALL, most // shown))
@@ -164,7 +164,7 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     """The lanes: those of the actors that were there and of their engines, retrieval and weights
     where the run has any, learner, replay.
     """
-    stood = told.stood_s > 0
+    stood = told.sampled_s > 0
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
     signs = [HELD, UNKNOWN, LEASE, TOLD]
     there = [n for n in range(len(actors)) if by_lane[n + ACTORS, signs].max(initial=0) > 0]

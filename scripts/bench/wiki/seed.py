@@ -4,7 +4,7 @@
     MODEL-HOW-DIGEST        `forage evaluate` of a model on held-out questions; of its weights
     seconds.json            what each piece took, over all slices
     code.json               digests of the code that made each piece, over all slices
-    commands.log            what the commands printed
+    commands.log            what the commands printed, but for training
 
 Start and run are those of `forage demo wiki` with the same settings, and lie where that has them.
 """

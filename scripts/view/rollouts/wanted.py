@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,19 @@ def steps_of(text: str) -> Spans:
                 f"steps = {part[:40]!r}: give steps and spans of steps, such as 31-40,55"
             )
         first, last = int(match[1] or 0), int(match[3] or _LAST)
-        found.append((first, last if match[2] else first))
+        last = last if match[2] else first
+        found.append((min(first, last), max(first, last)))
     if len(parts) > MOST_SPANS:
         raise ValueError(f"steps: more than {MOST_SPANS} spans: ask for fewer")
+    return _merged(found)
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> Spans:
+    """The same steps, each in one span alone, in order."""
+    found = list[tuple[int, int]]()
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + 1:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
     return tuple(found)

@@ -16,7 +16,7 @@ from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
 from scripts.runs.waits_file import read_standing
-from scripts.runs.waits_log import StandingsSince
+from scripts.runs.waits_log import SamplesSince
 from scripts.setup import preflight
 
 CAUSE = "interrupted by SIGINT"
@@ -87,7 +87,7 @@ def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
         status = Status(steps, (), {}, fleet, phase="", stop_cause="")
         assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
         assert read_standing(tmp_path) is None  # there is nobody left to wait
-        assert StandingsSince(tmp_path).news()[-1].actor == ""
+        assert SamplesSince(tmp_path).news()[-1].actor == ""
         return told
 
     return run
@@ -143,7 +143,7 @@ def test_how_the_run_stands_is_told_beside_its_log(tmp_path: Path) -> None:
     supervisor._show(Status(STEP, (), {}, SERVING, "learner trains step 7", ""))
     found = read_standing(tmp_path)
     assert found and found.phase == "learner trains step 7" and found.fleet == SERVING
-    assert [each.actor for each in StandingsSince(tmp_path).news()] == [""]
+    assert [each.actor for each in SamplesSince(tmp_path).news()] == [""]
 
 
 def watched(

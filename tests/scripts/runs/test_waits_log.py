@@ -9,7 +9,7 @@ import pytest
 
 from replay.protocol import Status, StepReport
 from scripts.runs import waits_log
-from scripts.runs.waits_log import AT_ONCE, BEAT_S, FILE_NAME, LAPSE_S, StandingsSince, WaitsLog
+from scripts.runs.waits_log import AT_ONCE, BEAT_S, FILE_NAME, LAPSE_S, SamplesSince, WaitsLog
 
 START = 1_000_000.0
 WORKS = {
@@ -47,7 +47,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[
 
 def lines(run: Path) -> list[list[Any]]:
     """The lines that are read, without what they lack."""
-    found = [(each.at_s - START, *each.values()) for each in StandingsSince(run).news()]
+    found = [(each.at_s - START, *each.values()) for each in SamplesSince(run).news()]
     return [[value for value in each if value is not None] for each in found]
 
 
@@ -108,7 +108,7 @@ def test_it_is_read_on_past_what_is_none(
     tell: Callable[..., list[list[Any]]], tmp_path: Path
 ) -> None:
     tell(0, {"actor-0": WORKS})
-    since = StandingsSince(tmp_path)
+    since = SamplesSince(tmp_path)
     assert len(since.news()) == 2 and since.news() == []
     with (tmp_path / FILE_NAME).open("a") as file:
         file.write('{}\n[NaN]\n[-1]\n[1e300]\n[1, "a", -1]\n[1, "a", 1e99]\n\n[1000001.0, "acto')
@@ -117,8 +117,21 @@ def test_it_is_read_on_past_what_is_none(
     assert [each.actor for each in since.news()] == ["", "actor-0"]
 
 
+def test_what_could_not_be_written_is_told_anew(
+    tell: Callable[..., list[list[Any]]], tmp_path: Path
+) -> None:
+    tell(0, {"actor-0": WORKS})
+    (tmp_path / FILE_NAME).rename(tmp_path / "away")
+    (tmp_path / FILE_NAME).mkdir()  # cannot be written
+    tell(1, {"actor-0": WORKS | {"actor/queued_requests": 3.0}})
+    (tmp_path / FILE_NAME).rmdir()
+    (tmp_path / "away").rename(tmp_path / FILE_NAME)
+    found = tell(2, {"actor-0": WORKS | {"actor/queued_requests": 3.0}})
+    assert found[2:] == [[2.0, ""], [2.0, "actor-0", 2, 0, 4, 3, 26]]
+
+
 def test_a_folder_that_is_gone_is_nothing_to_stop_for(tmp_path: Path) -> None:
     log = WaitsLog(tmp_path / "gone")
     log.tell(status({"actor-0": WORKS}), {})
     log.end()
-    assert StandingsSince(tmp_path / "gone").news() == []
+    assert SamplesSince(tmp_path / "gone").news() == []

@@ -28,7 +28,7 @@ const MEANS: Record<string, string> = {
   lease: "places that wait for one: replay gives out no more",
   running: "requests that the engine's last step ran",
   queued: "requests that wait for a slot or for room in its cache",
-  kv: "the most of its cache that was in use within a second, a line from none to all",
+  kv: "the most of its cache that was in use since it last told, a line from none to all",
   untold: "share of the time of which nothing is told: it starts, or has ended",
   train: "the update of a step",
   publish: "new weights are handed over",

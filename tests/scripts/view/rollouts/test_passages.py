@@ -51,6 +51,9 @@ def test_messages_of_a_chat_template_are_no_part_of_a_passage() -> None:
         ("{text} ({title})", "is (Anna)"),
         ("{title}: {text}", "Anna: is"),
         ("<{title}>{title}: {text}", "<A>A: is"),
+        ("({title} {{text}}{text}", "Anna is"),
+        ("}{title}: {text}", "}Anna: is"),
+        (SEARCH_R1, f"Doc 1(Title: {'(ab)' * 200}) too long"),
     ],
 )
 def test_without_a_title_it_stays_as_it_is(template: str, text: str) -> None:
@@ -67,7 +70,11 @@ def test_another_template_is_known() -> None:
 
 def test_a_passage_cannot_make_up_others_nor_cost_time() -> None:
     assert len(told("Doc 1(Title: A) Doc 7(Title: B) x")) == 1
+    forged = told("Doc 1(Title: A) Doc 2(Title: B) x\nDoc 2(Title: C) y", ids=("1", "2"))
+    assert [id for title, id, _ in forged if title] == ["", ""]  # nobody knows which is which
     begun = time.process_time()
     told("Doc 1(Title: (" + "()" * 40_000)
     told("Doc 1(Title: (" * 7000)
+    told("Doc 1(Title: A) " + "\n" * 100_000 + "x")
+    told('[1] "' + "([1] " * 20_000, '[{rank}] "{title}" {text}')
     assert time.process_time() - begun < 2

@@ -14,6 +14,9 @@ from scripts.view.rollouts.wanted import steps_of
         (" 31 – 40 ; "[:-3] + " , ", ((31, 40),)),
         ("60-", ((60, 10**15),)),
         ("-9,", ((0, 9),)),
+        ("40-31", ((31, 40),)),
+        ("0-,0-,7", ((0, 10**15),)),
+        ("5,1-3,4,8", ((1, 5), (8, 8))),
     ],
 )
 def test_steps_and_spans(text: str, spans: tuple[tuple[int, int], ...]) -> None:
