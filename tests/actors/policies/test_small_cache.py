@@ -105,6 +105,7 @@ async def prefilled(policy: Any, order: Callable[[int], int], monkeypatch: Any) 
     return found["missed"] / (found["asked"] / TURNS) / CONTEXT
 
 
+@pytest.mark.soak("benchmarks")
 async def test_the_oldest_first_prefills_less(policy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert policy.statistics.kv_tokens == pytest.approx(10 * CONTEXT, abs=2 * BLOCK)
     as_they_come = await prefilled(policy, lambda number: 0, monkeypatch)

@@ -179,7 +179,7 @@ def test_a_shape_has_the_weights_of_the_model_that_is_made_of_it(
     ("dtype", "stage"),
     [
         ("float32", 1),
-        ("float32", 3),
+        pytest.param("float32", 3, marks=pytest.mark.soak("ranks")),
         # A CPU that cannot multiply bf16 takes minutes.
         pytest.param("bfloat16", 1, marks=pytest.mark.soak("ranks")),
     ],

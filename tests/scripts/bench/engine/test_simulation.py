@@ -67,6 +67,7 @@ def test_the_oldest_first_saves_what_evicted_prefixes_cost(every_s: float, goal:
     assert theirs.probe_wait_s > 30.0 or not every_s  # behind everything that was preempted
 
 
+@pytest.mark.soak("benchmarks")
 def test_capacity_settles_at_the_best_fixed_number_without_preemptions() -> None:
     from scripts.bench.engine.simulation import fixed_beside_found
 
