@@ -1,6 +1,6 @@
 """How many were in a state, on average, in each of some bins of time.
 
-A span adds 1 to a level where it begins and takes 1 where it ends; a standing its own number. Of a
+A span adds 1 to a level where it begins and takes 1 where it ends; a sample its own number. Of a
 cell of time two sums are kept: of these changes, and of each times what of the cell is left behind
 it. So the level's average in the cell is exact, whatever the length of spans, and sums of cells are
 those of longer cells.

@@ -41,8 +41,8 @@ LATEST = 1e11  # seconds since the epoch: no record is of a later time
 WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY})
 _MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
 
-_LONGEST_S = 60.0  # span of a standing
-_MOST_SAMPLED = 4 * MOST_ACTORS  # actors of a run, whose standings are taken
+_LONGEST_S = 60.0  # span of a sample
+_MOST_SAMPLED = 4 * MOST_ACTORS  # actors of a run, whose samples are taken
 
 Part = tuple[int, float, float]  # a state, its begin and its end
 Level = tuple[int, int, float, float, int]  # a lane, and on it a part with how many are in it
@@ -50,8 +50,8 @@ Level = tuple[int, int, float, float, int]  # a lane, and on it a part with how 
 
 @dataclass(frozen=True)
 class Span:
-    """A lease, a step, a group, weights or a standing on their lane, and their parts; `searches`:
-    those of a rollout, which lie on retrieval's lane; `levels`: those of a standing. `BUSY` is of a
+    """A lease, a step, a group, weights or a sample on their lane, and their parts; `searches`:
+    those of a rollout, which lie on retrieval's lane; `levels`: those of a sample. `BUSY` is of a
     lane's time, once: of spans that lie over each other one has it.
     """
 
@@ -123,7 +123,7 @@ class Lanes:
         self._publish_s: float | None = None
         self.searched = self.applied = False  # ever
         self._samples: dict[str, ActorSample] = {}
-        self.sampled_s = 0.0  # up to when standings are told
+        self.sampled_s = 0.0  # up to when samples are told
 
     def take(self, record: facts.Record) -> None:
         """Take any record but a delivery."""
@@ -216,13 +216,13 @@ class Lanes:
             if each.actor and known and (each.free is not None or each.running is not None):
                 self._lane(each.actor)
                 self._samples[each.actor] = each
-        for name, standing in [*self._samples.items()]:
-            if self.sampled_s - standing.at_s >= _LONGEST_S:
+        for name, sample in [*self._samples.items()]:
+            if self.sampled_s - sample.at_s >= _LONGEST_S:
                 self._settle([name], self.sampled_s)
-                self._samples[name] = msgspec.structs.replace(standing, at_s=self.sampled_s)
+                self._samples[name] = msgspec.structs.replace(sample, at_s=self.sampled_s)
 
     def under_way(self) -> list[Span]:
-        """The leases, groups and standings that have not ended, up to the last record."""
+        """The leases, groups and samples that have not ended, up to the last record."""
         until = self._last
         leases = [
             Span(self.actors[actor], begun, until, ((UNKNOWN, begun, until),))
@@ -233,15 +233,15 @@ class Lanes:
         groups = [
             _busy(each.span(until, self._ready(each)), busy) for each in self._groups.values()
         ]
-        stood = min(max(until, self.sampled_s), self.sampled_s + LAPSE_S)
-        found = [_spans_of(self._lane(name), each, stood) for name, each in self._samples.items()]
+        sampled = min(max(until, self.sampled_s), self.sampled_s + LAPSE_S)
+        found = [_spans_of(self._lane(name), each, sampled) for name, each in self._samples.items()]
         return [*leases, *groups, *(span for spans in found for span in spans)]
 
     def _settle(self, names: Iterable[str], until: float) -> None:
-        """Have the standings of these actors ended."""
+        """Have the samples of these actors ended."""
         for name in names:
-            if standing := self._samples.pop(name, None):
-                self.found += _spans_of(self._lane(name), standing, until)
+            if sample := self._samples.pop(name, None):
+                self.found += _spans_of(self._lane(name), sample, until)
 
     def _end(self, span: Span) -> None:
         """Have a span ended."""
@@ -271,19 +271,19 @@ class Lanes:
             self._end(group.span(now, group.delivered > 0))
 
 
-def _spans_of(lane: int, standing: ActorSample, until: float) -> Iterator[Span]:
-    """The spans of a standing: as many as it takes for none to be long."""
-    engine, running = lane if lane < ACTORS + OWN_ENGINES else ENGINES, standing.running
+def _spans_of(lane: int, sample: ActorSample, until: float) -> Iterator[Span]:
+    """The spans of a sample: as many as it takes for none to be long."""
+    engine, running = lane if lane < ACTORS + OWN_ENGINES else ENGINES, sample.running
     counts = (
-        (lane, LEASE, standing.free),
-        (WEIGHTS, BEHIND, standing.behind),
+        (lane, LEASE, sample.free),
+        (WEIGHTS, BEHIND, sample.behind),
         (engine, RUNNING, running),
-        (engine, QUEUED, standing.queued),
-        (engine, KV, standing.kv),  # in percent: sums of whole numbers are exact
+        (engine, QUEUED, sample.queued),
+        (engine, KV, sample.kv),  # in percent: sums of whole numbers are exact
         (engine, RUNS, int(bool(running))),
         (engine, TOLD, int(running is not None)),
     )
-    begun = standing.at_s
+    begun = sample.at_s
     while begun < until:
         end = min(begun + _LONGEST_S, until)
         levels = [(on, state, begun, end, count) for on, state, count in counts if count]

@@ -66,7 +66,7 @@ _SHOWN = {
     "retrieval": (ASKED,),
     "apply": (APPLY, RECEIVE),
 }
-_STOOD = {"actor": LEASE, "apply": BEHIND}  # and of a run whose launcher wrote standings
+_SAMPLED = {"actor": LEASE, "apply": BEHIND}  # and of a run whose launcher wrote samples
 
 
 def timeline(
@@ -80,9 +80,9 @@ def timeline(
     begin = first if begin is None else min(max(begin, first), last - LEAST_S)
     end = last if end is None else max(min(end, last), begin + LEAST_S)
     names = sorted(told.lanes.actors.items(), key=lambda each: each[1])
-    stood = told.lanes.sampled_s > 0
-    others = 2 + told.lanes.searched + (told.lanes.applied or stood)
-    shown = min(len(names) * (1 + stood) + others, MOST_LANES)
+    sampled = told.lanes.sampled_s > 0
+    others = 2 + told.lanes.searched + (told.lanes.applied or sampled)
+    shown = min(len(names) * (1 + sampled) + others, MOST_LANES)
     bins = max(1, min(MOST_BINS * most // MOST_BINS_IN_ALL, most // shown))
     begin, width, levels = _levels(index, run, begin, end, bins, len(names) + ACTORS)
     end = begin + width * levels.shape[1]
@@ -95,7 +95,7 @@ def timeline(
         "width": width,
         "bins": levels.shape[1],
         "lanes": _lanes(levels, [clean(name) for name, _ in names], told.lanes),
-        "stood": stood,
+        "sampled": sampled,
         "versions": _versions(index, run, begin, end),
         "marks": _marks(index, run, begin, end, width),
     }
@@ -164,51 +164,51 @@ def _lanes(levels: NDArray[np.float64], actors: Sequence[str], told: Lanes) -> l
     """The lanes: those of the actors that were there and of their engines, retrieval and weights
     where the run has any, learner, replay.
     """
-    stood = told.sampled_s > 0
+    sampled = told.sampled_s > 0
     by_lane = levels.reshape(-1, STRIDE, levels.shape[1])
     signs = [HELD, UNKNOWN, LEASE, TOLD]
     there = [n for n in range(len(actors)) if by_lane[n + ACTORS, signs].max(initial=0) > 0]
     there.sort(key=lambda n: actors[n])
     own = len(actors) <= OWN_ENGINES
-    found = _of_actors([(actors[n], by_lane[n + ACTORS]) for n in there], stood, stood and own)
-    if stood and not own:
+    found = _of_actors([(actors[n], by_lane[n + ACTORS]) for n in there], sampled, sampled and own)
+    if sampled and not own:
         summed = by_lane[[ENGINES, *(n + ACTORS for n in there)]].sum(axis=0)
         found.append(_engine("", summed, len(there)) | {"others": len(there)})
     if told.searched:
-        found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL], stood))
-    if told.applied or stood:
-        found.append(_lane("apply", "weights", by_lane[WEIGHTS], stood))
-    found.append(_lane("learner", "learner", by_lane[LEARNER], stood))
-    found.append(_lane("replay", "replay", by_lane[REPLAY], stood))
+        found.append(_lane("retrieval", "retrieval", by_lane[RETRIEVAL], sampled))
+    if told.applied or sampled:
+        found.append(_lane("apply", "weights", by_lane[WEIGHTS], sampled))
+    found.append(_lane("learner", "learner", by_lane[LEARNER], sampled))
+    found.append(_lane("replay", "replay", by_lane[REPLAY], sampled))
     return found
 
 
 def _of_actors(
-    actors: Sequence[tuple[str, NDArray[np.float64]]], stood: bool, engines: bool
+    actors: Sequence[tuple[str, NDArray[np.float64]]], sampled: bool, engines: bool
 ) -> list[dict[str, Any]]:
     """The lanes of actors, below each its engine's if wanted; of too many some share one."""
     most = MOST_LANES - ACTORS
     alone = actors if len(actors) <= most else actors[: most - 1]
     found = []
     for name, levels in alone:
-        found.append(_lane("actor", name, levels, stood))
+        found.append(_lane("actor", name, levels, sampled))
         if engines:
             found.append(_engine(name, levels, 1))
     if others := [levels for _, levels in actors[len(alone) :]]:
         summed = np.sum(others, axis=0)
         summed[BUSY] /= len(others)
-        found.append(_lane("actor", "", summed, stood) | {"others": len(others)})
+        found.append(_lane("actor", "", summed, sampled) | {"others": len(others)})
     return found
 
 
-def _lane(kind: str, name: str, levels: NDArray[np.float64], stood: bool) -> dict[str, Any]:
-    """A lane; with what standings tell, where the run has `stood` any."""
+def _lane(kind: str, name: str, levels: NDArray[np.float64], sampled: bool) -> dict[str, Any]:
+    """A lane; with what samples tell, where the run has any (`sampled`)."""
     by_state = {STATES[state]: levels[state] for state in _SHOWN[kind]}
     if kind == "actor":
         other = by_state.pop("held") - by_state["generate"] - by_state["search"]
         by_state |= {"other": np.maximum(other, 0.0), "unknown": by_state.pop("unknown")}
-    if stood and kind in _STOOD:
-        by_state[STATES[_STOOD[kind]]] = levels[_STOOD[kind]]
+    if sampled and kind in _SAMPLED:
+        by_state[STATES[_SAMPLED[kind]]] = levels[_SAMPLED[kind]]
     return {
         "kind": kind,
         "name": name,

@@ -221,7 +221,7 @@ def test_an_engine_and_leases_that_an_actor_waits_for_have_lanes(
     folder = run(leased(START, 1), *delivered(START + 40, 1, (1.0, 3.0, 0.5)))
     index = index_of(folder)
     found = timeline(index, 0, None, None)
-    assert not found["stood"] and "engine" not in [each["kind"] for each in found["lanes"]]
+    assert not found["sampled"] and "engine" not in [each["kind"] for each in found["lanes"]]
     assert "lease" not in means(found, "actor")
     stand(folder, [0, ""], [0, "actor", 7, 0, 1, 0, 25], [8, "actor", 3, 1, 4, 2, 75], [16])
     with (folder / STANDINGS).open("a") as file:
@@ -232,7 +232,7 @@ def test_an_engine_and_leases_that_an_actor_waits_for_have_lanes(
     stand(folder, [24, "actor", 0, 0, 0, 0, 0], [32, "actor", 0, 0], [36, "actor"])
     index.catch_up(threading.Event())
     found = timeline(index, 0, START, START + 40)
-    assert found["stood"] and len(found["lanes"]) == 6  # retrieval, weights, learner, replay
+    assert found["sampled"] and len(found["lanes"]) == 6  # retrieval, weights, learner, replay
     assert means(found, "actor")["lease"] == 7 * 8 + 3 * 16
     told, over = means(found, "engine"), found["to"] - START - 40  # to the end of a cell
     assert told == {"running": 8 + 64, "queued": 32, "untold": 8 + over, "kv": 2 + 12}

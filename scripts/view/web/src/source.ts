@@ -60,7 +60,7 @@ export interface Lane {
 export interface State { name: string; mean: number; levels: number[] }
 export interface Timeline {
   run: number; first: number; last: number; from: number; to: number; width: number; bins: number;
-  lanes: Lane[]; versions: [number, number][]; stood: boolean;
+  lanes: Lane[]; versions: [number, number][]; sampled: boolean;
   marks: { at: number; kind: string; count: number; said: string }[];
 }
 export interface Waits { at: number | null; unseen: number; lines: { who: string; whom: string; what: string }[] }

@@ -164,7 +164,7 @@ class Timeline {
       const found = await source.timeline(this.run, this.whole ? null : this.view);
       if (generation !== this.generation) return;
       this.found = found;
-      this.lacks.hidden = found.stood;
+      this.lacks.hidden = found.sampled;
       if (this.whole) this.view = { from: found.first, to: Math.max(found.last, found.first + LEAST_S) };
       this.tell();
       this.lanes.show(found, this.view);
