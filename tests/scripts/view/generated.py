@@ -2,7 +2,8 @@
 
 Four actors write rollouts of one to four turns that search, earn more as the run goes on, and are
 delivered at times that its steps take; some groups are dropped, evaluations are made, one actor
-leaves and comes back. Questions, searches and passages are of made-up words.
+leaves and comes back. Of their engines the launcher has told something else each second. Questions,
+searches and passages are of made-up words.
 """
 
 import json
@@ -49,6 +50,7 @@ from replay.trajectory import (
     Trajectory,
     Turn,
 )
+from scripts.runs.waits_log import FILE_NAME as WAITS
 from tests.learner.health.record import WATCHED
 from tests.scripts.conftest import as_text
 from tests.scripts.view.conftest import keep_tokens
@@ -101,6 +103,7 @@ class GeneratedRun:
             EventLog.create(self.path / FILE_NAME) as self._log,
             (self.path / APPLICATIONS).open("w") as self._applied,
             (self.path / SENTINELS).open("w") as self._noted,
+            (self.path / WAITS).open("w") as self._sampled,
         ):
             self._log.append([RunStarted(self._now, self.config.seed, as_text(self.config))])
             self._send("learner", Resume(1, 0))
@@ -130,6 +133,7 @@ class GeneratedRun:
         self.trained += 1
         self._batches.append(batch)
         self._report(begun)
+        self._sample(begun)
         self._log.sync()
 
     def _deliver(self, count: int) -> None:
@@ -156,6 +160,14 @@ class GeneratedRun:
         self._send("learner", Committed(1, step))
         note = {"step": step, "gauges": watched, "fired": ["ess"] * (step % 100 > 90)}
         self._noted.write(f"{json.dumps(note)}\n")
+
+    def _sample(self, begun: float) -> None:
+        """Tell of every second since then what each actor and its engine did."""
+        for at in np.arange(np.ceil(begun), self._now).tolist():
+            for actor in ACTORS:
+                free, running, queued, kv = self._random.integers(0, (8, CAPACITY, 9, 101)).tolist()
+                line = [at, actor, free, int(queued > 6), running, queued, kv]
+                self._sampled.write(f"{json.dumps(line)}\n")
 
     def _send(self, peer: str, message: Any) -> Any:
         """Apply and write; the direct reply. Raises RuntimeError where it is a refusal."""

@@ -4,7 +4,7 @@ import { h, lasting, short } from "./dom";
 import { clock, Lanes, type View } from "./lanes";
 import * as source from "./source";
 
-const ASK_MS = 80; // after the last movement
+const NOTE_MS = 80; // after the last movement
 const LIVE_MS = 1000; // the least between two looks at what is new
 const WAITS_MS = 2000; // between two looks at who waits
 const LEAST_S = 0.05; // from left to right
@@ -62,7 +62,8 @@ class Timeline {
   private view: View = { from: 0, to: 1 };
   private whole = true;
   private waiting = 0;
-  private generation = 0;
+  private asking = false;
+  private again = false; // once the answer is there
   private askedAt = 0;
 
   constructor(private readonly run: number, names: string[]) {
@@ -147,8 +148,8 @@ class Timeline {
     clearTimeout(this.waiting);
     this.waiting = window.setTimeout(() => {
       if (location.hash.startsWith("#timeline")) this.note();
-      void this.ask();
-    }, ASK_MS);
+    }, NOTE_MS);
+    void this.ask();
   }
 
   /** Has the address say what is seen: one comes back to it. */
@@ -157,20 +158,25 @@ class Timeline {
     history.replaceState(null, "", `#timeline?run=${this.run}${time}`);
   }
 
+  /** Asks for what is seen; while an answer is due, once more after it. */
   private async ask(): Promise<void> {
-    const generation = ++this.generation;
+    this.again = this.asking;
+    if (this.asking) return;
+    this.asking = true;
     this.askedAt = Date.now();
+    const view = this.whole ? null : this.view;
     try {
-      const found = await source.timeline(this.run, this.whole ? null : this.view);
-      if (generation !== this.generation) return;
+      const found = await source.timeline(this.run, view);
       this.found = found;
       this.lacks.hidden = found.sampled;
-      if (this.whole) this.view = { from: found.first, to: Math.max(found.last, found.first + LEAST_S) };
+      if (this.whole && !view) this.view = { from: found.first, to: Math.max(found.last, found.first + LEAST_S) };
       this.tell();
       this.lanes.show(found, this.view);
     } catch (error) {
       this.readout.textContent = String(error);
     }
+    this.asking = false;
+    if (this.again) void this.ask();
   }
 
   private tell(): void {
