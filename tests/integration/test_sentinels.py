@@ -7,10 +7,12 @@ import pytest
 
 from scripts.runs.books import Audit
 from tests.integration.conftest import Run
-from tests.learner.health.record import WAYS
+from tests.learner.health.record import CONSTANT, FLAT, WAYS
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.soak("sentinels")]
 STOPPED = 3
+UNCORRECTED = ("learner.objective=reinforce", "learner.behaviour_weight=none")
+AGED = ("replay.max_staleness=16", "weight_sync.publish_every=17", *CONSTANT, *FLAT)
 FOUND_NOTHING = '{"id": "1", "contents": "\\"шар\\"\\nкруглый"}\n'  # no word of any question
 
 
@@ -20,6 +22,7 @@ FOUND_NOTHING = '{"id": "1", "contents": "\\"шар\\"\\nкруглый"}\n'  # 
     [
         ("guesses", "searches"),
         ("repeats", "repeated_queries"),
+        ("searches", "truncation"),
         ("sameness", "entropy"),
         ("words", "truncation"),
     ],
@@ -28,6 +31,11 @@ def test_a_run_that_goes_wrong_is_stopped_by_the_rule_of_its_way(
     launch: Callable[..., Run], way: str, rule: str
 ) -> None:
     _stopped(launch(*WAYS[way].overrides, f"sentinels.{rule}=stop"), rule)
+
+
+@pytest.mark.timeout(900)
+def test_old_data_without_a_correction_is_noticed(launch: Callable[..., Run]) -> None:
+    _stopped(launch(*UNCORRECTED, *AGED, "sentinels.ess=stop"), "ess")
 
 
 @pytest.mark.timeout(900)
