@@ -24,7 +24,7 @@ SEARCHES, VERSION, PACE = "retrieval/in_flight", "sync/policy_version", "actor/t
 _KEPT = (HELD, ROOM, QUEUED, SEARCHES, VERSION, PACE)
 
 
-class Standing(msgspec.Struct, frozen=True):
+class Snapshot(msgspec.Struct, frozen=True):
     """The file: when it was written, what replay does or waits for, train groups that are ready and
     open, why processes do not work, and numbers of actors, of so many as it names.
     """
@@ -51,7 +51,7 @@ class WaitsFile:
             return
         self._told_s = time.monotonic()
         named = sorted(status.fleet, key=lambda name: (len(name), name))[:MOST_ACTORS]
-        standing = Standing(
+        snapshot = Snapshot(
             at_s=time.time(),
             phase=status.phase,
             ready=status.gauges.get("replay/ready_groups", 0.0),
@@ -62,7 +62,7 @@ class WaitsFile:
         )
         # A full disk: the run may outlive it.
         with suppress(OSError), replacing(self._path, durable=False) as draft:
-            draft.write_bytes(msgspec.json.encode(standing))
+            draft.write_bytes(msgspec.json.encode(snapshot))
 
     def remove(self) -> None:
         """Remove it."""
@@ -70,14 +70,14 @@ class WaitsFile:
             self._path.unlink(missing_ok=True)
 
 
-def read_standing(run_dir: Path) -> Standing | None:
+def read_snapshot(run_dir: Path) -> Snapshot | None:
     """The file of a run; None where there is none, or no such one."""
     path = run_dir / FILE_NAME
     if not path.is_file():
         return None
     try:
         with path.open("rb") as file:
-            return decoded(file.read(MOST_BYTES), Standing)
+            return decoded(file.read(MOST_BYTES), Snapshot)
     except OSError:
         return None
 

@@ -28,7 +28,7 @@ from scripts.view.index import Index, Told
 from scripts.view.rollouts.passages import Passages
 from scripts.view.rollouts.tokenizer import config_of, tokenizer_of
 from scripts.view.rollouts.tokens import Values, values_of
-from scripts.view.waits import waits
+from scripts.view.wait_graph import wait_graph
 
 MOST_EVENTS = 2000  # of a run; the newest
 MOST_TEXT = 100_000  # characters of one piece of a rollout, and tokens of one that are read
@@ -103,7 +103,7 @@ def waiting(index: Index, run: int) -> dict[str, Any]:
     if not 0 <= run < len(index.runs):
         raise ConfigError(f"run {run}: there is no such run")
     told = index.runs[run]
-    return waits(index, told, config_of(told.path))
+    return wait_graph(index, told, config_of(told.path))
 
 
 def rollout(index: Index, run: int, number: int) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from replay.protocol import EvalResult, ReplayTimeout, Status, StepReport
 from scripts.fleet.console import Console
 from scripts.fleet.resume import Progress
 from scripts.fleet.supervisor import RunFailed, Supervisor
-from scripts.runs.waits_file import read_standing
+from scripts.runs.waits_file import read_snapshot
 from scripts.runs.waits_log import SamplesSince
 from scripts.setup import preflight
 
@@ -86,7 +86,7 @@ def interrupt(tmp_path: Path) -> Callable[..., list[str]]:
         parts = (config, members, Console(), stop, Progress(), lambda name: [name])
         status = Status(steps, (), {}, fleet, phase="", stop_cause="")
         assert Supervisor(*parts).watch(Replay(told, stop, status, silent)) == CAUSE
-        assert read_standing(tmp_path) is None  # there is nobody left to wait
+        assert read_snapshot(tmp_path) is None  # there is nobody left to wait
         assert SamplesSince(tmp_path).news()[-1].actor == ""
         return told
 
@@ -141,7 +141,7 @@ def test_the_end_does_not_wait_for_a_replay_that_is_restored(
 def test_how_the_run_stands_is_told_beside_its_log(tmp_path: Path) -> None:
     supervisor = supervised(tmp_path, Fleet([]))
     supervisor._show(Status(STEP, (), {}, SERVING, "learner trains step 7", ""))
-    found = read_standing(tmp_path)
+    found = read_snapshot(tmp_path)
     assert found and found.phase == "learner trains step 7" and found.fleet == SERVING
     assert [each.actor for each in SamplesSince(tmp_path).news()] == [""]
 

@@ -9,7 +9,7 @@ from typing import Any
 from configs.schema import Config
 from scripts.command.terminal import clean
 from scripts.runs import waits_file as file
-from scripts.runs.waits_file import Standing, read_standing
+from scripts.runs.waits_file import Snapshot, read_snapshot
 from scripts.view.course import Course
 from scripts.view.index import Index, Told
 
@@ -18,67 +18,67 @@ MOST_LINES = 200
 Line = tuple[str, str, str]  # who, for whom ('': it works), for what or at what
 
 
-def waits(index: Index, told: Told, config: Config | None) -> dict[str, Any]:
+def wait_graph(index: Index, told: Told, config: Config | None) -> dict[str, Any]:
     """The waits of a running run; none, and no time, of another."""
-    standing = read_standing(told.path)
-    if standing is None or config is None or abs(time.time() - standing.at_s) > LATE_S:
+    snapshot = read_snapshot(told.path)
+    if snapshot is None or config is None or abs(time.time() - snapshot.at_s) > LATE_S:
         return {"at": None, "lines": [], "unseen": 0}
     with index.still():
-        lines = list(_lines(standing, told.course, config))
+        lines = list(_lines(snapshot, told.course, config))
     shown = [{"who": clean(a), "whom": b, "what": clean(c)} for a, b, c in lines[:MOST_LINES]]
-    unnamed = standing.actors - len(standing.fleet)
-    return {"at": standing.at_s, "lines": shown, "unseen": len(lines) - len(shown) + unnamed}
+    unnamed = snapshot.actors - len(snapshot.fleet)
+    return {"at": snapshot.at_s, "lines": shown, "unseen": len(lines) - len(shown) + unnamed}
 
 
-def _lines(standing: Standing, course: Course, config: Config) -> Iterator[Line]:
+def _lines(snapshot: Snapshot, course: Course, config: Config) -> Iterator[Line]:
     """All lines: who is no actor first."""
     for name in ("learner", "replay"):
-        if name in standing.states:
-            yield name, "launcher", standing.states[name]
+        if name in snapshot.states:
+            yield name, "launcher", snapshot.states[name]
         elif name == "learner":
-            yield _learner(standing, course, config)
+            yield _learner(snapshot, course, config)
         else:
-            yield _replay(standing, course, config)
-    others = standing.states.keys() - standing.fleet.keys() - {"learner", "replay"}
+            yield _replay(snapshot, course, config)
+    others = snapshot.states.keys() - snapshot.fleet.keys() - {"learner", "replay"}
     for name in sorted(others):
-        yield name, "launcher", standing.states[name]
-    for name, gauges in standing.fleet.items():
-        if name in standing.states:
-            yield name, "launcher", standing.states[name]
+        yield name, "launcher", snapshot.states[name]
+    for name, gauges in snapshot.fleet.items():
+        if name in snapshot.states:
+            yield name, "launcher", snapshot.states[name]
         else:
-            yield from ((name, *each) for each in _actor(gauges, course, standing.at_s))
+            yield from ((name, *each) for each in _actor(gauges, course, snapshot.at_s))
 
 
-def _learner(standing: Standing, course: Course, config: Config) -> Line:
+def _learner(snapshot: Snapshot, course: Course, config: Config) -> Line:
     step, last = course.completed, config.learner.total_steps
-    since = f"since {max(0.0, standing.at_s - course.since):.0f} s"
+    since = f"since {max(0.0, snapshot.at_s - course.since):.0f} s"
     if step < 0:
         return "learner", "actors", "the first weights to be verified, once it has its own"
-    if standing.phase.startswith("stopped"):
-        return "learner", "", standing.phase
+    if snapshot.phase.startswith("stopped"):
+        return "learner", "", snapshot.phase
     if course.batch > step:
         return "learner", "", f"trains step {course.batch} {since}"
     if step in course.evaluating and step in (0, last):
-        return "learner", "actors", f"the {_evaluation(standing, step)}"
+        return "learner", "actors", f"the {_evaluation(snapshot, step)}"
     if step >= last:
         return "learner", "actors", f"version {step} to be applied, {since}"
-    if standing.phase.startswith("learner trains"):  # replay was asked for no batch yet
+    if snapshot.phase.startswith("learner trains"):  # replay was asked for no batch yet
         return "learner", "", f"is done with step {step} {since}: it puts out or saves its weights"
-    told = f": {standing.phase}" if standing.phase.startswith("step ") else ""
+    told = f": {snapshot.phase}" if snapshot.phase.startswith("step ") else ""
     return "learner", "replay", f"the batch of step {step + 1} {since}{told}"
 
 
-def _evaluation(standing: Standing, step: int) -> str:
-    told = standing.phase
+def _evaluation(snapshot: Snapshot, step: int) -> str:
+    told = snapshot.phase
     return told if told.startswith("evaluation") else f"evaluation of step {step}"
 
 
-def _replay(standing: Standing, course: Course, config: Config) -> Line:
+def _replay(snapshot: Snapshot, course: Course, config: Config) -> Line:
     wanted = config.replay.groups_per_step
-    groups = f"{standing.ready:.0f} groups ready, {standing.open:.0f} under way"
+    groups = f"{snapshot.ready:.0f} groups ready, {snapshot.open:.0f} under way"
     if course.completed < 0:
         return "replay", "learner", "to begin"
-    if standing.ready < wanted:
+    if snapshot.ready < wanted:
         return "replay", "actors", f"groups of the next batch: {groups}, {wanted} make one"
     return "replay", "learner", f"to take a batch: {groups}"
 

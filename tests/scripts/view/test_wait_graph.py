@@ -10,11 +10,11 @@ from configs.load import save
 from configs.schema import Config, LearnerConfig, ReplayConfig
 from replay.log.records import EvaluationOpened, LearnerResumed, Record, Reported, Sampled
 from replay.protocol import Status
-from scripts.runs.waits_file import Standing, WaitsFile
+from scripts.runs.waits_file import Snapshot, WaitsFile
 from scripts.view.answers import waiting
 from scripts.view.course import Course
 from scripts.view.index import Index
-from scripts.view.waits import _learner, _lines, _replay
+from scripts.view.wait_graph import _learner, _lines, _replay
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.view import conftest
 
@@ -23,9 +23,9 @@ IDLE = {"actor/rollouts_in_flight": 6.0, "actor/capacity": 8.0, "sync/policy_ver
 FULL = {"actor/rollouts_in_flight": 8.0, "actor/capacity": 8.0, "actor/tokens_per_s": 99.0}
 
 
-def standing(phase: str, ready: float = 0.0, **facts: Any) -> Standing:
+def snapshot(phase: str, ready: float = 0.0, **facts: Any) -> Snapshot:
     given = {"states": {}, "fleet": {}, "actors": 0} | facts
-    return Standing(at_s=10.0, phase=phase, ready=ready, open=3.0, **given)
+    return Snapshot(at_s=10.0, phase=phase, ready=ready, open=3.0, **given)
 
 
 def course(*records: Record) -> Course:
@@ -57,20 +57,20 @@ DONE = (*TRAINS, Reported(7.0, 1, 1, {}))
     ],
 )
 def test_the_learner(records: tuple[Record, ...], phase: str, told: tuple[str, str]) -> None:
-    name, whom, what = _learner(standing(phase), course(*records), CONFIG)
+    name, whom, what = _learner(snapshot(phase), course(*records), CONFIG)
     assert (name, whom) == ("learner", told[0]) and what.startswith(told[1])
 
 
 def test_the_first_evaluation_is_waited_for() -> None:
     found = course(BEGUN, EvaluationOpened(3.0, 0))
-    told = _learner(standing("evaluation of step 0: 3 of 8 rollouts"), found, CONFIG)
+    told = _learner(snapshot("evaluation of step 0: 3 of 8 rollouts"), found, CONFIG)
     assert told == ("learner", "actors", "the evaluation of step 0: 3 of 8 rollouts")
 
 
 def test_replay() -> None:
-    assert _replay(standing(""), course(), CONFIG)[1] == "learner"
-    assert _replay(standing("", 3.0), course(*TRAINS), CONFIG)[1] == "actors"
-    assert _replay(standing("", 4.0), course(*TRAINS), CONFIG)[1] == "learner"
+    assert _replay(snapshot(""), course(), CONFIG)[1] == "learner"
+    assert _replay(snapshot("", 3.0), course(*TRAINS), CONFIG)[1] == "actors"
+    assert _replay(snapshot("", 4.0), course(*TRAINS), CONFIG)[1] == "learner"
 
 
 def test_actors_and_who_does_not_work() -> None:
@@ -82,7 +82,7 @@ def test_actors_and_who_does_not_work() -> None:
     }
     states = {"actor-3": "is stopped", "retrieval_server": "starts since 2 s"}
     found = course(BEGUN, Reported(7.0, 1, 2, {}))
-    lines = list(_lines(standing("", states=states, fleet=fleet), found, CONFIG))[2:]
+    lines = list(_lines(snapshot("", states=states, fleet=fleet), found, CONFIG))[2:]
     assert lines == [
         ("retrieval_server", "launcher", "starts since 2 s"),
         ("actor-0", "", "6 rollouts, 0 tokens/s"),
