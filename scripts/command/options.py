@@ -12,15 +12,18 @@ a `tuple[T, ...]` takes one word or more, a `Literal` is one of its words.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
 
+WRITTEN = ("json", "plot")  # options that name a file to write
+
 
 @dataclass(frozen=True)
 class Options:
-    """The base of checked options. Raises ConfigError for a value below its field's `least`, and a
-    `json` file without a folder.
+    """The base of checked options. Raises ConfigError for a value below its field's `least`, and
+    for a file to write that has no folder or is one.
     """
 
     def __post_init__(self) -> None:
@@ -29,8 +32,16 @@ class Options:
             for value in given if isinstance(given, tuple) else (given,):
                 if value is not None and least is not None and value < least:
                     raise ConfigError(f"{flag(each.name)} {value}: at least {least}")
-            if each.name == "json" and value and not value.resolve().parent.is_dir():
-                raise ConfigError(f"--json {str(value)!r}: there is no such folder to write it in")
+            if each.name in WRITTEN and given:
+                require_folder(flag(each.name), given)
+
+
+def require_folder(name: str, file: Path) -> None:
+    """Raise ConfigError where a file cannot be written, named by its option."""
+    if file.is_dir():
+        raise ConfigError(f"{name} {str(file)!r}: that is a folder: name a file in it")
+    if not file.resolve().parent.is_dir():
+        raise ConfigError(f"{name} {str(file)!r}: there is no such folder to write it in")
 
 
 def flag(name: str) -> str:

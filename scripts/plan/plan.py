@@ -72,8 +72,6 @@ class PlanOptions(Options):
             raise ConfigError(f"--no-signal {self.no_signal:g}: below 1, or nothing is trained")
         if self.like is not None and any(self._said):
             raise ConfigError("--like takes rollouts from a run: drop what else says how they are")
-        if self.plot is not None and not self.plot.resolve().parent.is_dir():
-            raise ConfigError(f"--plot {str(self.plot)!r}: there is no such folder to draw it in")
 
     @property
     def _said(self) -> tuple[object, ...]:

@@ -207,14 +207,17 @@ def show(options: ShowOptions) -> None:
         _print_scores(console, options.run, config.learner.best)
     for line in _alarms(list(read_notes(options.run)), options.step):
         console.print(Text(clean(line), "bold yellow"))
-    gone, any_shown = Gone(), False
+    gone, count = Gone(), 0
     found = rollouts(options.run, options.step, options.question, gone)
     for shown in awaited(islice(found, options.limit), reading(log)):
         console.print(render(shown, tokenizer))
-        any_shown = True
+        count += 1
+    more = count == options.limit and next(found, None) is not None
+    if more and options.step is None:
+        print(f"show: these are the first {count}: --limit N, --step N or --question ID for others")
     if gone:
         print(f"show: {gone}", file=sys.stderr)
-    elif not any_shown:
+    elif not count:
         why = none_matches(options.run, options.step, options.question)
         print(f"show: no rollout matches: {clean(why)}", file=sys.stderr)
 

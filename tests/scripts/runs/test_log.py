@@ -173,6 +173,14 @@ def test_rollouts_are_shown_without_scores_that_cannot_be_read(
     assert told.out.startswith("question ") and "show: without scores: " in told.err
 
 
+def test_whoever_asks_for_a_few_is_told_that_there_are_more(run: RecordedRun, capsys: Any) -> None:
+    more = "show: these are the first 1: --limit N, --step N or --question ID for others\n"
+    assert cli.main(["show", str(run.path), "--limit", "1"]) == 0
+    assert capsys.readouterr().out.endswith(more)
+    assert cli.main(["show", str(run.path), "--limit", "100"]) == 0
+    assert "these are the first" not in capsys.readouterr().out
+
+
 def test_a_run_that_has_just_begun_has_nothing_to_show(
     make_recorded_run: Callable[..., RecordedRun], run: RecordedRun, capsys: Any
 ) -> None:
