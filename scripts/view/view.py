@@ -47,10 +47,10 @@ def view(options: ViewOptions) -> int:
     """Serve the pages until interrupted, write them into a file, or check them: failed where they
     complain or ask elsewhere. Raises ConfigError, LogError, OSError.
     """
-    runs = list(dict.fromkeys(options.runs))
     _refuse(options)
-    for run in runs:
+    for run in options.runs:
         _require(run)
+    runs = list(dict.fromkeys(run.resolve() for run in options.runs))  # `latest` may move on
     if options.export:
         _require_folder("--export", options.export)
         most = _NEWEST if options.rollouts is None else options.rollouts

@@ -88,6 +88,17 @@ def test_a_file_takes_along_what_the_learner_made_of_tokens(
     assert len(turns) == 8 and all(len(turn["learnt"]["current"]) == 4 for turn in turns)
 
 
+def test_a_link_is_followed_once(
+    recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead to another run later."""
+    (latest := tmp_path / "latest").symlink_to(recorded_run.path)
+    monkeypatch.setattr(view, "page", lambda index, _: str([each.path for each in index.runs]))
+    file = tmp_path / "x.html"
+    assert cli.main(["view", str(latest), str(recorded_run.path), "--export", str(file)]) == 0
+    assert file.read_text() == str([recorded_run.path])
+
+
 def test_a_bound_on_pages_that_show_all_is_refused(
     hostile_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
