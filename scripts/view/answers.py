@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from configs.load import ConfigError
 from configs.schema import ActorsConfig, Config
@@ -28,6 +27,7 @@ from scripts.view.index import Index, Told
 from scripts.view.rollouts.passages import Passages
 from scripts.view.rollouts.tokenizer import config_of, tokenizer_of
 from scripts.view.rollouts.tokens import Values, values_of
+from scripts.view.rollouts.written import written_by
 from scripts.view.wait_graph import wait_graph
 
 MOST_EVENTS = 2000  # of a run; the newest
@@ -250,13 +250,7 @@ def _pieces(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> list[str]
     """The text of each token; '' for one whose character the next ones complete."""
     if tokenizer is None:
         return [f"{token} " for token in tokens.tolist()]
-    stream = DecodeStream(skip_special_tokens=False)
-    try:
-        return [clean(stream.step(tokenizer, token) or "") for token in tokens.tolist()]
-    except Exception:  # noqa: BLE001 - ids of another tokenizer, of which it raises what it likes
-        return [
-            clean(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens.tolist()
-        ]
+    return written_by(tokenizer).pieces(tokens.tolist())
 
 
 def _text(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> str:
