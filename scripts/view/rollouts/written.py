@@ -57,7 +57,7 @@ class Written:
             for place, id in enumerate(ids, 1):
                 said = stream.step(self._tokenizer, id) or ""
                 waiting = [] if said else [*waiting, id]
-                if len(waiting) == MOST_WAITING or waiting and place == len(ids):  # no character
+                if len(waiting) == MOST_WAITING or (waiting and place == len(ids)):  # no character
                     said = self._tokenizer.decode(waiting, skip_special_tokens=False)
                     waiting, stream = [], DecodeStream(skip_special_tokens=False)
                 found.append(clean(said))
