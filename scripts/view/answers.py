@@ -1,9 +1,9 @@
-"""The answers to the pages' questions, as JSON: runs, curves, sentinels, rollouts."""
+"""The answers to the pages' questions, as JSON: runs, curves, rollouts."""
 
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,6 @@ from tokenizers import Tokenizer
 
 from configs.load import ConfigError
 from configs.schema import ActorsConfig, Config
-from learner.health.rules import RULES
-from learner.health.sentinels import Noted, read_notes
 from learner.health.tokens import file_of
 from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
@@ -58,44 +56,6 @@ def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
             steps, values = [step for step, _ in points], [value for _, value in points]
             found[name].append({"steps": steps, "values": values})
     return found
-
-
-def health(index: Index) -> dict[str, Any]:
-    """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
-    notes = [list(read_notes(told.path)) for told in index.runs]
-    configs = [config_of(told.path) for told in index.runs]
-    rules = []
-    for name, rule in RULES.items():
-        of_runs = []
-        for noted, config in zip(notes, configs, strict=True):
-            points = [
-                (each.step, each.gauges[rule.gauge])
-                for each in _last(noted)
-                if rule.gauge in each.gauges
-            ]
-            first = [value for _, value in points if value][: rule.warm_up]
-            fired = {each.step for each in noted if name in each.fired}
-            of_runs.append(
-                {
-                    "steps": [step for step, _ in points],
-                    "values": [value for _, value in points],
-                    "bound": rule.bound(first),
-                    "action": getattr(config.sentinels, name) if config else "",
-                    "fired": _spans(fired),
-                }
-            )
-        rules.append(
-            {
-                "name": name,
-                "gauge": rule.gauge,
-                "condition": rule.condition,
-                "side": rule.side,
-                "means": rule.means,
-                "remedy": rule.remedy,
-                "runs": of_runs,
-            }
-        )
-    return {"rules": rules}
 
 
 def waiting(index: Index, run: int) -> dict[str, Any]:
@@ -279,20 +239,3 @@ def _forecast(told: Told, config: Config | None) -> list[float] | None:
     replay = config.replay
     batch = replay.groups_per_step * replay.group_size
     return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
-
-
-def _spans(steps: Iterable[int]) -> list[list[int]]:
-    """The first and the last of each run of steps."""
-    found = list[list[int]]()
-    for step in sorted(steps):
-        if found and step == found[-1][1] + 1:
-            found[-1][1] = step
-        else:
-            found.append([step, step])
-    return found
-
-
-def _last(notes: Sequence[Noted]) -> list[Noted]:
-    """Of a step that was trained again the last line."""
-    by_step = {noted.step: noted for noted in notes}
-    return [by_step[step] for step in sorted(by_step)]

@@ -26,6 +26,7 @@ from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.command.terminal import clean
 from scripts.view import answers
+from scripts.view.health import health
 from scripts.view.index import Index
 from scripts.view.lanes import LATEST
 from scripts.view.rollouts.wanted import Wanted, steps_of
@@ -114,7 +115,7 @@ def application(index: Index, following: Following, key: str) -> Starlette:
     asked: dict[str, Callable[[Mapping[str, str]], Any]] = {
         "overview": lambda _: answers.overview(index),
         "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
-        "health": lambda _: answers.health(index),
+        "health": lambda _: health(index),
         "timeline": lambda given: timeline(index, _whole(given, "run", 0), *_span(given, "time")),
         "waits": lambda given: answers.waiting(index, _whole(given, "run", 0)),
         "rollouts": lambda given: rollouts(index, given),

@@ -1,0 +1,73 @@
+"""The health of runs: each sentinel's rule, and of each run how it was held against it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.schema import Config
+from learner.health.rules import RULES, Rule
+from learner.health.sentinels import Noted, bounds, read_notes
+from scripts.view.index import Index, Told
+from scripts.view.rollouts.tokenizer import config_of
+
+
+@dataclass(frozen=True)
+class _Run:
+    noted: list[Noted]  # of a step that was trained again the last line
+    fired: dict[str, set[int]]  # by rule: steps, also of lines that no longer count
+    bounds: dict[str, float | None]
+    config: Config | None
+
+
+def health(index: Index) -> dict[str, Any]:
+    """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
+    runs = [_known(told) for told in index.runs]
+    rules = [
+        {
+            "name": name,
+            "gauge": rule.gauge,
+            "condition": rule.condition,
+            "side": rule.side,
+            "means": rule.means,
+            "remedy": rule.remedy,
+            "runs": [_history(name, rule, run) for run in runs],
+        }
+        for name, rule in RULES.items()
+    ]
+    return {"rules": rules}
+
+
+def _known(told: Told) -> _Run:
+    config, by_step = config_of(told.path), dict[int, Noted]()
+    fired: dict[str, set[int]] = {name: set() for name in RULES}
+    for noted in read_notes(told.path):
+        by_step[noted.step] = noted
+        for name in fired.keys() & noted.fired:
+            fired[name].add(noted.step)
+    lines = [by_step[step] for step in sorted(by_step)]
+    staleness = (config or Config()).replay.max_staleness
+    return _Run(lines, fired, bounds(lines, staleness), config)
+
+
+def _history(name: str, rule: Rule, run: _Run) -> dict[str, Any]:
+    points = [
+        (each.step, each.gauges[rule.gauge]) for each in run.noted if rule.gauge in each.gauges
+    ]
+    return {
+        "steps": [step for step, _ in points],
+        "values": [value for _, value in points],
+        "bound": run.bounds[name],
+        "action": getattr(run.config.sentinels, name) if run.config else "",
+        "fired": _spans(run.fired[name]),
+    }
+
+
+def _spans(steps: Iterable[int]) -> list[list[int]]:
+    """The first and the last of each run of steps."""
+    found = list[list[int]]()
+    for step in sorted(steps):
+        if found and step == found[-1][1] + 1:
+            found[-1][1] = step
+        else:
+            found.append([step, step])
+    return found
