@@ -9,6 +9,14 @@ from learner.health.rules import RULES, Rule
 from learner.health.sentinels import Noted, bounds, read_notes
 from scripts.view.index import Index, Told
 from scripts.view.rollouts.tokenizer import config_of
+from scripts.view.rollouts.wanted import MOST_SPANS
+
+_WHICH = {  # what a rollout has that has a rule fire
+    "repeated_queries": "repeated",
+    "empty_searches": "empty",
+    "malformed": "malformed",
+    "truncation": "limit",
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +28,9 @@ class _Run:
 
 
 def health(index: Index) -> dict[str, Any]:
-    """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
+    """Each sentinel's rule, and of each run its history: values, bound, when it fired, and what to
+    ask for to see the rollouts that caused it.
+    """
     runs = [_known(told) for told in index.runs]
     rules = [
         {
@@ -30,7 +40,10 @@ def health(index: Index) -> dict[str, Any]:
             "side": rule.side,
             "means": rule.means,
             "remedy": rule.remedy,
-            "runs": [_history(name, rule, run) for run in runs],
+            "runs": [
+                _history(name, rule, run) | {"asked": _asked(index, number, name, run)}
+                for number, run in enumerate(runs)
+            ],
         }
         for name, rule in RULES.items()
     ]
@@ -60,6 +73,27 @@ def _history(name: str, rule: Rule, run: _Run) -> dict[str, Any]:
         "action": getattr(run.config.sentinels, name) if run.config else "",
         "fired": _spans(run.fired[name]),
     }
+
+
+def _asked(index: Index, number: int, name: str, run: _Run) -> dict[str, str]:
+    """What selects the rollouts that had a rule fire; empty where it has not."""
+    fired = _spans(run.fired[name])
+    if not fired:
+        return {}
+    asked = {"run": str(number), "kind": "train"}
+    if name == "no_signal" and (run.config or Config()).replay.drop_no_signal:
+        begun, ended = _times(index, number, fired[0][0], fired[-1][1])
+        return asked | {"time_from": begun, "time_to": ended, "which": "dropped"}
+    steps = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in fired[-MOST_SPANS:])
+    return asked | {"steps": steps} | ({"which": _WHICH[name]} if name in _WHICH else {})
+
+
+def _times(index: Index, number: int, first: int, last: int) -> tuple[str, str]:
+    """From when to when these steps were trained."""
+    told, asked = index.runs[number], "SELECT {}(at) FROM steps WHERE run = ? AND step = ?"
+    ((begun,),) = index.rows(asked.format("min"), (number, first - 1))
+    ((ended,),) = index.rows(asked.format("max"), (number, last))
+    return f"{begun or told.first:.3f}", f"{ended or told.last:.3f}"
 
 
 def _spans(steps: Iterable[int]) -> list[list[int]]:

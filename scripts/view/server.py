@@ -150,6 +150,7 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         staleness=span("staleness"),
         actor=given.get("actor", ""),
         times=span("time", LATEST),
+        which=given.get("which", ""),
         sort=given.get("sort", "number"),
         descending=given.get("descending", "1") == "1",
     )

@@ -79,7 +79,6 @@ class Written:
         return text if found.isascii() else clean(text)  # its pieces are clean
 
 
-@lru_cache(16)
 def written_of(run: Path) -> Written | None:
     """The texts of a run; None where its tokenizer cannot be read."""
     tokenizer, _ = tokenizer_of(run)

@@ -10,6 +10,7 @@ from configs.load import save
 from configs.schema import Config, ReplayConfig
 from learner.health.rollback import Rollback
 from learner.health.sentinels import FILE_NAME, Noted
+from replay.log.records import Reported
 from scripts.view.health import health
 from scripts.view.index import Index
 from tests.scripts.conftest import RecordedRun
@@ -43,3 +44,28 @@ def test_a_bound_after_a_rollback_is_the_one_that_is_judged_by(
     noted(recorded_run.path, lines)
     assert of_rule(index, "grad_norm")["bound"] == 5.0
     assert of_rule(index, "grad_norm")["values"] == norms
+
+
+def test_the_rollouts_that_are_shown_are_those_that_had_a_rule_fire(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    recorded_run.train(0)
+    for step, at in ((1, 10.0), (2, 20.0), (3, 30.0)):
+        recorded_run.append(Reported(at, 1, step, {}))
+    fired = ("no_signal", "ess", "repeated_queries", "truncation")
+    noted(recorded_run.path, [Noted(step, {}, fired if step != 3 else ()) for step in range(1, 6)])
+    index = index_of(recorded_run.path)
+    asked = {"run": "0", "kind": "train"}
+    assert of_rule(index, "no_signal")["asked"] == asked | {"steps": "1-2,4-5"}  # none is dropped
+    replay = ReplayConfig(drop_no_signal=True)
+    save(Config(run_dir=str(recorded_run.path), replay=replay), recorded_run.path / "config.yaml")
+    steps = asked | {"steps": "1-2,4-5"}
+    assert of_rule(index, "ess")["asked"] == steps
+    assert of_rule(index, "repeated_queries")["asked"] == steps | {"which": "repeated"}
+    assert of_rule(index, "truncation")["asked"] == steps | {"which": "limit"}
+    assert of_rule(index, "malformed")["asked"] == {}
+    dropped = asked | {"time_from": "1.000", "time_to": "30.000", "which": "dropped"}
+    assert of_rule(index, "no_signal")["asked"] == dropped  # of step 5 nothing is reported
+    noted(recorded_run.path, [Noted(step, {}, ("ess",)) for step in range(0, 4000, 2)])
+    spans = of_rule(index, "ess")["asked"]["steps"].split(",")
+    assert len(spans) == 1000 and spans[-1] == "3998"

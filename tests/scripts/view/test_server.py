@@ -129,6 +129,7 @@ def test_rollouts_are_asked_for_by_searches_and_staleness(
             for name in ("run", "group", "begin", "most")
         ),
         ("rollout", {"number": "-99999999999999999999"}, "number = '-9"),
+        ("rollouts", {"which": "all"}, "which = 'all': choose one of repeated, empty, malformed, "),
         ("timeline", {"run": "1e9"}, "run = '1e9': give a whole number"),
         ("timeline", {"run": "7"}, "run 7: there is no such run"),
         ("timeline", {"time_from": "nan"}, "time: cannot convert float NaN"),
