@@ -111,12 +111,13 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
+    state, damage = standing(told)
     told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
         "name": clean(told.path.resolve().name),
         "path": clean(str(told.path)),
-        "state": "" if follower.damage else _state(told.path),
-        "damage": clean(follower.damage),
+        "state": state,
+        "damage": damage,
         "read": follower.read,
         "size": follower.size,
         "records": told.records,
@@ -225,11 +226,15 @@ def _cut(text: str) -> str:
     return text if left <= 0 else f"{text[:MOST_TEXT]}… ({left} more characters)"
 
 
-def _state(run: Path) -> str:
+def standing(told: Told) -> tuple[str, str]:
+    """The state of a run, and why nothing more of its log is told."""
+    if told.follower.damage:
+        return "", clean(told.follower.damage)
     try:
-        return state_of(run)
+        state = state_of(told.path)
     except (OSError, ReplayError):
-        return ""
+        state = ""
+    return state, "" if state == "running" else clean(told.follower.torn)
 
 
 def _forecast(told: Told, config: Config | None) -> list[float] | None:

@@ -31,6 +31,7 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage = ""  # why nothing more is told
+        self.torn = ""  # how the last record is cut short: it is being written, or never will be
         self.read = self.size = 0  # bytes
         self._segment = self._offset = self._number = 0
         self._inode = 0
@@ -50,10 +51,12 @@ class Follower:
                 self._enter(segment)
                 yield from self._of_segment(segment, before)
                 before += segment.path.stat().st_size
-        except TornRecord:  # it is being written, or never will be
-            return
+        except TornRecord as error:
+            self.torn = str(error)
         except (LogError, OSError) as error:
             self.damage = str(error)
+        else:
+            self.torn = ""
 
     def _enter(self, segment: Segment) -> None:
         inode = segment.path.stat().st_ino

@@ -20,6 +20,7 @@ from replay.log.segments import opened, segments
 from scripts.command.options import Options, argument, option
 from scripts.command.terminal import clean, status
 from scripts.runs.log import log_of, reading
+from scripts.view.answers import standing
 from scripts.view.check import browser, check
 from scripts.view.export import page
 from scripts.view.index import Index
@@ -140,8 +141,9 @@ def _catch_up(index: Index, runs: Sequence[Path]) -> None:
 
 def _tell_damage(index: Index) -> None:
     for told in index.runs:
-        if told.follower.damage:
-            print(f"view: told up to here: {clean(told.follower.damage)}", file=sys.stderr)
+        _, damage = standing(told)
+        if damage:
+            print(f"view: told up to here: {damage}", file=sys.stderr)
 
 
 def _require(run: Path) -> None:

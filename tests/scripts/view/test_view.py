@@ -166,6 +166,25 @@ def test_a_damaged_log_is_told_up_to_there(
     assert "checksum does not agree" in overview["runs"][0]["damage"]
 
 
+def test_a_torn_end_is_told_once_the_run_has_ended(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever writes it may complete it while the run lives."""
+    recorded_run.train(0)
+    log = recorded_run.path / "events.log"
+    with log.open("r+b") as content:
+        content.truncate(log.stat().st_size - 3)
+    file = tmp_path / "x.html"
+    for ended in (False, True):
+        if ended:
+            recorded_run.log.close()
+        assert cli.main(["view", str(recorded_run.path), "--export", str(file)]) == 0
+        (run,) = json.loads(Elements(file.read_text()).data)["overview"]["runs"]
+        assert ("the file ends inside a record" in run["damage"]) == ended
+        assert ("view: told up to here: " in capsys.readouterr().err) == ended
+        assert run["state"] == ("cut off just now" if ended else "running")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
