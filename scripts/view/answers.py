@@ -52,10 +52,14 @@ def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
                 "SELECT step, value FROM gauges WHERE name = ? AND run = ? ORDER BY step",
                 (name, run),
             )
-            points = points[:: math.ceil(len(points) / MOST_STEPS) or 1]
-            steps, values = [step for step, _ in points], [value for _, value in points]
-            found[name].append({"steps": steps, "values": values})
+            found[name].append(curve(points))
     return found
+
+
+def curve(points: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Steps and values; of very many some."""
+    points = points[:: math.ceil(len(points) / MOST_STEPS) or 1]
+    return {"steps": [step for step, _ in points], "values": [value for _, value in points]}
 
 
 def waiting(index: Index, run: int) -> dict[str, Any]:

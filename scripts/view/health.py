@@ -6,7 +6,8 @@ from typing import Any
 
 from configs.schema import Config
 from learner.health.rules import RULES, Rule
-from learner.health.sentinels import Noted, bounds, read_notes
+from learner.health.sentinels import Noted, actions, bounds, read_notes
+from scripts.view.answers import curve
 from scripts.view.index import Index, Told
 from scripts.view.rollouts.tokenizer import config_of
 from scripts.view.rollouts.wanted import MOST_SPANS
@@ -66,11 +67,9 @@ def _history(name: str, rule: Rule, run: _Run) -> dict[str, Any]:
     points = [
         (each.step, each.gauges[rule.gauge]) for each in run.noted if rule.gauge in each.gauges
     ]
-    return {
-        "steps": [step for step, _ in points],
-        "values": [value for _, value in points],
+    return curve(points) | {
         "bound": run.bounds[name],
-        "action": getattr(run.config.sentinels, name) if run.config else "",
+        "action": actions(run.config)[name] if run.config else "",
         "fired": _spans(run.fired[name]),
     }
 

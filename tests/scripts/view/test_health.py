@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from configs.load import save
+from configs.load import parse, save
 from configs.schema import Config, ReplayConfig
 from learner.health.rollback import Rollback
 from learner.health.sentinels import FILE_NAME, Noted
@@ -69,3 +69,23 @@ def test_the_rollouts_that_are_shown_are_those_that_had_a_rule_fire(
     noted(recorded_run.path, [Noted(step, {}, ("ess",)) for step in range(0, 4000, 2)])
     spans = of_rule(index, "ess")["asked"]["steps"].split(",")
     assert len(spans) == 1000 and spans[-1] == "3998"
+
+
+def test_a_rule_is_off_that_says_nothing_of_this_run(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    index = index_of(recorded_run.path)
+    for baseline, action in (("mean", "warn"), ("critic", "off"), ("none", "off")):
+        config = parse("", [f"learner.baseline={baseline}", "learner.advantage_std=none"], "")
+        save(config, recorded_run.path / "config.yaml")
+        assert of_rule(index, "no_signal")["action"] == action
+        assert of_rule(index, "ess")["action"] == "warn"
+
+
+def test_of_very_many_steps_some_are_told(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    lines = (Noted(step, {"learner/current_ess": 0.5}) for step in range(12_000))
+    noted(recorded_run.path, lines)
+    found = of_rule(index_of(recorded_run.path), "ess")
+    assert found["steps"] == list(range(0, 12_000, 3)) and found["values"] == [0.5] * 4000
