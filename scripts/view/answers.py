@@ -122,6 +122,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "path": clean(str(told.path)),
         "state": state,
         "damage": damage,
+        "trouble": clean(told.trouble),
         "read": follower.read,
         "size": follower.size,
         "records": told.records,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from learner.health.habits import empty, repeated
@@ -89,6 +90,7 @@ class Told:
     samples: SamplesSince = field(init=False)
     written: Written | None = None  # decodes what its policy wrote
     refits: float = 0.0  # that this learner has told of
+    trouble: str = ""  # why the index is not read on
     left: set[str] = field(default_factory=set)  # actors that have left, and are not back
 
     def __post_init__(self) -> None:
@@ -126,14 +128,17 @@ class Index:
         changed = False
         for run, told in enumerate(self.runs):
             news = told.follower.news()
-            while not stop.wait(GIVEN_S):
+            while not (told.trouble or stop.wait(GIVEN_S)):
                 try:
                     with self._lock, self._base:
                         read = self._take_some(run, told, news)
                     if read < BATCH:
                         changed = self._take_restarts(run, told) or changed
                 except (sqlite3.Error, OSError) as error:  # a full disk
-                    told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
+                    told.trouble = (
+                        f"the index cannot be written: {error}: is there room in {gettempdir()}? "
+                        "make some, and start anew"
+                    )
                     break
                 changed = changed or bool(read)
                 if read < BATCH:

@@ -144,6 +144,8 @@ def _tell_damage(index: Index) -> None:
         _, damage = standing(told)
         if damage:
             print(f"view: told up to here: {damage}", file=sys.stderr)
+        if told.trouble:
+            print(f"view: {clean(told.trouble)}", file=sys.stderr)
 
 
 def _require(run: Path) -> None:

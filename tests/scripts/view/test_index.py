@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from replay.log.records import (
 from replay.protocol import EvalResult, SetResult
 from replay.trajectory import Search, StopReason, TokenSequence
 from scripts.runs.fleet_log import FleetLog
+from scripts.view.answers import overview
 from scripts.view.index import Index
 from scripts.view.rollouts.wanted import WHICH, Wanted
 from tests.scripts.conftest import RecordedRun
@@ -236,7 +238,14 @@ def test_an_index_that_cannot_be_written_is_named(
     index._base.execute("PRAGMA query_only = ON")
     recorded_run.train(0)
     assert not conftest.read(index)
-    assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+    (run,) = overview(index)["runs"]
+    assert run["trouble"].startswith("the index cannot be written: attempt to write a readonly")
+    assert gettempdir() in run["trouble"]
+    assert (run["state"], run["damage"]) == ("running", "")  # the log is whole
+    index._base.execute("PRAGMA query_only = OFF")
+    assert not conftest.read(index)  # what was read in vain is not there
+    recorded_run.log.close()
+    assert overview(index)["runs"][0]["trouble"] == run["trouble"]
 
 
 def test_who_asks_does_not_wait_for_who_reads(

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -164,6 +165,21 @@ def test_a_damaged_log_is_told_up_to_there(
     assert "view: told up to here: " in capsys.readouterr().err
     overview = json.loads(Elements((tmp_path / "x.html").read_text()).data)["overview"]
     assert "checksum does not agree" in overview["runs"][0]["damage"]
+
+
+def test_an_index_without_room_is_told(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("scripts.view.spans.keep", full)
+    assert cli.main(["view", str(recorded_run.path), "--export", str(tmp_path / "x.html")]) == 0
+    said = capsys.readouterr().err
+    assert "view: the index cannot be written: database or disk is full: is there room in" in said
 
 
 def test_a_torn_end_is_told_once_the_run_has_ended(
