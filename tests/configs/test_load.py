@@ -24,6 +24,7 @@ from configs.schema import LearnerConfig, WeightSyncConfig
 from configs.section import INPUT_PATH
 from configs.sentinels import SentinelsConfig
 
+LAUGHS = "\n".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
 KL = "kl_coef: 0.1, anchor: ema"
 
 
@@ -171,6 +172,46 @@ def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
     bad.write_text("seed: 1\nseed: 2\n")
     with pytest.raises(ConfigError, match="twice"):
         load(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 1000, "line 1: nested more than 50 deep"),
+        ("[" * 100_000, "line 1: nested more than 50 deep"),
+        (
+            "\n".join(" " * n + "- a:" for n in range(0, 400, 2)),
+            "line 26: nested more than 50 deep",
+        ),
+        ("a: b: c\n" + "[" * 100_000, "line 1"),
+        (f"seed:\n- &a0 [x]\n{LAUGHS}", "line 7: with its aliases more than 100,000 values"),
+        ("actors: {engine: &a {x: *a}}", "line 1: 'a' contains itself"),
+        ("seed: [*a]", "not valid YAML .line 1.: found undefined alias"),
+        ("seed: 1\n" * 200_000, "more than 1,000,000 characters"),
+        ("2020-99-99: 1", "a value cannot be read .month must be in 1..12.: quote it"),
+        ("seed: !!timestamp x", "a value cannot be read"),
+        ("seed: !!bool x", "a value cannot be read"),
+        ("seed: !!int ''", "a value cannot be read"),
+        (f"seed: {'9' * 5000}", "a value cannot be read"),
+    ],
+)
+def test_what_no_configuration_has_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (bad := tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"bad.yaml: .*{said}"):
+        load(bad)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learner.lr=2020-99-99", "a value cannot be read"),
+        (f"learner.lr={'[' * 1000}", "nested more than 50 deep"),
+        ("learner.lora={rank: 1, rank: 2}", "key 'rank' is given twice"),
+    ],
+)
+def test_an_unreadable_override_is_named(yaml_file: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"override '{re.escape(override)}': .*{said}"):
+        load(yaml_file, [override])
 
 
 def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from html.parser import HTMLParser
@@ -44,9 +46,10 @@ class Elements(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def own_signals() -> object:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 def test_a_file_holds_all_and_asks_nobody(
@@ -86,6 +89,17 @@ def test_a_file_takes_along_what_the_learner_made_of_tokens(
              if row["step"] == 1]  # fmt: skip
     turns = [turn for each in shown for turn in each["sequences"][0]["turns"]]
     assert len(turns) == 8 and all(len(turn["learnt"]["current"]) == 4 for turn in turns)
+
+
+def test_a_link_is_followed_once(
+    recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead to another run later."""
+    (latest := tmp_path / "latest").symlink_to(recorded_run.path)
+    monkeypatch.setattr(view, "page", lambda index, _: str([each.path for each in index.runs]))
+    file = tmp_path / "x.html"
+    assert cli.main(["view", str(latest), str(recorded_run.path), "--export", str(file)]) == 0
+    assert file.read_text() == str([recorded_run.path])
 
 
 def test_a_bound_on_pages_that_show_all_is_refused(
@@ -155,6 +169,57 @@ def test_a_damaged_log_is_told_up_to_there(
     assert "checksum does not agree" in overview["runs"][0]["damage"]
 
 
+def test_a_terminal_that_is_closed_ends_it_and_leaves_nothing(
+    recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not where that is to be ignored, as under nohup."""
+    (place := tmp_path / "place").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    for handler, says in (
+        (signal.SIG_DFL, pytest.raises(KeyboardInterrupt)),
+        (signal.SIG_IGN, nullcontext()),
+    ):
+        signal.signal(signal.SIGHUP, handler)
+        with says, view._index([recorded_run.path]):
+            assert list(place.glob("forage-view-*"))
+            signal.raise_signal(signal.SIGHUP)
+        assert not list(place.iterdir())
+
+
+def test_an_index_without_room_is_told(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("scripts.view.spans.keep", full)
+    assert cli.main(["view", str(recorded_run.path), "--export", str(tmp_path / "x.html")]) == 0
+    said = capsys.readouterr().err
+    assert "view: the index cannot be written: database or disk is full: is there room in" in said
+
+
+def test_a_torn_end_is_told_once_the_run_has_ended(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever writes it may complete it while the run lives."""
+    recorded_run.train(0)
+    log = recorded_run.path / "events.log"
+    with log.open("r+b") as content:
+        content.truncate(log.stat().st_size - 3)
+    file = tmp_path / "x.html"
+    for ended in (False, True):
+        if ended:
+            recorded_run.log.close()
+        assert cli.main(["view", str(recorded_run.path), "--export", str(file)]) == 0
+        (run,) = json.loads(Elements(file.read_text()).data)["overview"]["runs"]
+        assert ("the file ends inside a record" in run["damage"]) == ended
+        assert ("view: told up to here: " in capsys.readouterr().err) == ended
+        assert run["state"] == ("cut off just now" if ended else "running")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
@@ -162,6 +227,8 @@ def test_a_damaged_log_is_told_up_to_there(
         ([], 2, "view: name 'RUNS', run directories"),
         (["{run}", "--port", "-1"], 2, "--port -1: at least 0"),
         (["{run}", "--export", "/nowhere/x.html"], 2, "--export '/nowhere/x.html': there is no"),
+        (["{run}", "--export", "{run}"], 2, "': it is a folder: name a file in it"),
+        (["{run}", "--check", "--json", "/tmp"], 2, "--json '/tmp': it is a folder"),
         (["{run}", "--check", "--json", "/nowhere/x.json"], 2, "--json '/nowhere/x.json': there"),
         (["{other}"], 2, "format version 9, this program reads"),
     ],
@@ -185,7 +252,7 @@ def test_bad_input_is_refused_in_a_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
     make_recorded_run: Callable[..., RecordedRun], tmp_path: Path, how: signal.Signals
 ) -> None:
