@@ -58,9 +58,9 @@ class Rule:
     @property
     def condition(self) -> str:
         """The rule in words."""
-        of = f" times its first {self.warm_up}" if self.warm_up else ""
+        of = f" times that of its first {self.warm_up}" if self.warm_up else ""
         also = "" if self.rewarded is None else f", reward at most {self.rewarded:g}"
-        return f"{self.side} {self.limit:g}{of} over {self.window} steps{also}"
+        return f"{self.side} {self.limit:g}{of} by the median of {self.window} steps{also}"
 
 
 def reward_of(gauges: Mapping[str, float]) -> float | None:
@@ -68,7 +68,7 @@ def reward_of(gauges: Mapping[str, float]) -> float | None:
     return next((gauges[name] for name in REWARD if name in gauges), None)
 
 
-OLD_DATA = "lower replay.max_staleness or learner.lr"
+OLD_DATA = "lower replay.max_staleness, weight_sync.publish_every or learner.lr"
 RULES = {
     "ess": Rule(
         gauge="learner/current_ess",

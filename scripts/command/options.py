@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.load import ConfigError
 
-WRITTEN = ("json", "plot")  # options that name a file to write
+WRITTEN = ("json", "plot", "export")  # options that name a file to write
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Options:
 def require_folder(name: str, file: Path) -> None:
     """Raise ConfigError where a file cannot be written, named by its option."""
     if file.is_dir():
-        raise ConfigError(f"{name} {str(file)!r}: that is a folder: name a file in it")
+        raise ConfigError(f"{name} {str(file)!r}: it is a folder: name a file in it")
     if not file.resolve().parent.is_dir():
         raise ConfigError(f"{name} {str(file)!r}: there is no such folder to write it in")
 

@@ -114,8 +114,6 @@ class EvaluateOptions(Options):
             )
         if not self.sets:
             raise ConfigError("--sets names no file: name questions, JSONL or parquet")
-        if self.json and self.json.is_dir():
-            raise ConfigError(f"--json {str(self.json)!r}: this is a folder: name a file in it")
         for field in sorted(_SET_BY.keys() & fields_of(self.overrides)):
             raise ConfigError(f"{field} is what {_SET_BY[field]} says: drop the override")
 

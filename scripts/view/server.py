@@ -219,10 +219,15 @@ def listener(port: int) -> socket.socket:
     try:
         found.bind(("127.0.0.1", port))
         found.listen()
-    except (OSError, OverflowError) as error:
+    except OverflowError as error:
         found.close()
         raise ConfigError(
-            f"--port {port}: cannot listen there ({getattr(error, 'strerror', None) or error}): "
+            f"--port {port}: give 1 to 65535, or leave it out for a free one"
+        ) from error
+    except OSError as error:
+        found.close()
+        raise ConfigError(
+            f"--port {port}: cannot listen there ({error.strerror}): "
             "stop what uses it, name another, or leave it out for a free one"
         ) from error
     return found

@@ -53,12 +53,10 @@ def view(options: ViewOptions) -> int:
         _require(run)
     runs = list(dict.fromkeys(run.resolve() for run in options.runs))  # `latest` may move on
     if options.export:
-        _require_folder("--export", options.export)
         most = _NEWEST if options.rollouts is None else options.rollouts
         _export(runs, options.export, most)
         return Exit.DONE
     if options.check:
-        _require_folder("--json", options.json)
         return _check(runs, options.json)
     with listener(options.port) as found, _index(runs) as index:
         following, key = Following(index), secrets.token_urlsafe(_KEY_BYTES)
@@ -88,14 +86,6 @@ def _refuse(options: ViewOptions) -> None:
             f"--json {str(options.json)!r}: it is what --check finds: give that too, or leave it "
             "out"
         )
-
-
-def _require_folder(name: str, file: Path | None) -> None:
-    """Raise ConfigError where a file cannot be written for want of a folder, or of a name in it."""
-    if file and file.is_dir():
-        raise ConfigError(f"{name} {str(file)!r}: it is a folder: name a file in it")
-    if file and not file.resolve().parent.is_dir():
-        raise ConfigError(f"{name} {str(file)!r}: there is no such folder to write it in")
 
 
 def _check(runs: Sequence[Path], file: Path | None) -> int:

@@ -69,7 +69,7 @@ COMMANDS = [
     ),
     ("plot none", NO_RUN),
     ("runs --plot none/p.png", "--plot 'none/p.png': there is no such folder to write it in"),
-    ("runs --json .", "--json '.': that is a folder: name a file in it"),
+    ("runs --json .", "--json '.': it is a folder: name a file in it"),
     ("scale none 1", NO_RUN),
     ("scale . 1", "RUN = '.': no config.yaml"),
     ("evaluate none --sets none", NO_MODEL),

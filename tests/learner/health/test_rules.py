@@ -169,7 +169,10 @@ def test_the_reward_is_of_all_rollouts_else_of_those_trained() -> None:
 def test_what_is_said_names_gauge_value_bound_and_remedy() -> None:
     line = said("grad_norm", 31, 7.25)
     assert line.startswith("sentinel grad_norm at step 31: ")
-    assert "(learner/grad_norm at 7.25, above 10 times its first 10 over 5 steps)" in line
+    assert (
+        "(learner/grad_norm at 7.25, above 10 times that of its first 10 by the median of 5 steps)"
+        in line
+    )
     assert "lower learner.lr" in line
     assert "nearly stopped to search (below 0.2 times" in said("searches", 31, None)
 
@@ -189,7 +192,7 @@ def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
         reward = re.search(rf"^\| `{name}` .*, reward at most ([\d.]+) \|", page, re.M)
         assert (float(reward[1]) if reward else None) == rule.rewarded
         also = f", reward at most {rule.rewarded}" if reward else ""
-        assert rule.condition.endswith(f"over {rule.window} steps{also}")
+        assert rule.condition.endswith(f"by the median of {rule.window} steps{also}")
     assert "Both bounds assume that the best reward is 1" in page
 
 
@@ -199,7 +202,7 @@ def test_it_is_said_when_one_begins_to_fire() -> None:
     counts = [len(announcer.lines(n, g)) for n, g in enumerate((rests, fires, fires, rests, fires))]
     assert counts == [0, 1, 0, 0, 1]
     (line,) = Announcer().lines(9, fires | {median_of("ess"): 0.7, "learner/current_ess": 0.95})
-    assert "(learner/current_ess at 0.7, below 0.8 over 10 steps)" in line
+    assert "(learner/current_ess at 0.7, below 0.8 by the median of 10 steps)" in line
 
 
 def recorded(name: str) -> list[Gauges]:

@@ -131,7 +131,7 @@ def refused(
         ({"options": "--temperature nan"}, "--temperature nan: give 0 (greedy) or more"),
         ({"options": "--limit -1"}, "--limit -1: give 0 (every question) or more"),
         ({"options": "--json none/x.json"}, "--json 'none/x.json': there is no such folder"),
-        ({"options": "--json model"}, "--json 'model': this is a folder: name a file in it"),
+        ({"options": "--json model"}, "--json 'model': it is a folder: name a file in it"),
         ({"options": "model.path=x"}, "model.path is what MODEL says: drop the override"),
         ({"options": "run_dir=x"}, "run_dir is what --out says: drop the override"),
         ({"options": "actors.max_turn=1"}, "unknown key 'actors.max_turn' (value 1): did you mean"),

@@ -127,7 +127,7 @@ def test_a_sentinel_is_told_below_its_step_when_it_begins_to_fire(
     assert any(line.startswith("step    2") for line in lines[: begun[0]])
     said = " ".join(" ".join(lines[begun[0] :]).split())
     assert "sentinel ess at step 2: a fifth of the batch" in said
-    assert "(learner/current_ess at 0.2, below 0.8 over 10 steps)" in said
+    assert "(learner/current_ess at 0.2, below 0.8 by the median of 10 steps)" in said
 
 
 def test_a_rollback_is_told_below_the_sentinel_that_asked_for_it() -> None:
