@@ -179,6 +179,8 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["kept"] == [True, True, 1, "fired-ess-0"] and found["held"] == 1
     (damage,) = found["damage"]
     assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
+    assert found["late"] == [True] and found["pressed"] == [True] * 3 and found["live"] == ["live"]
+    assert found["still_sorted"] == ["ascending", True]
     assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
     assert "Exact match, held out: 2 hops" in found["captions"]
     named = [each for each in found["captions"] if each.startswith("Exact match, held out: <scr")]
