@@ -53,6 +53,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
         seen |= late(page) | press(page) | hide(page)
     seen["count"] = page.locator(".table p").inner_text()
     seen["drawn"] = page.locator(".row:not(.head)").count()
+    told_apart(page)
     page.locator(".view").focus()
     page.keyboard.press("End")  # of rows that were not asked for yet
     page.wait_for_selector(".detail .action")
@@ -114,6 +115,18 @@ def look_beside(page: Page) -> dict[str, Any]:
     expect(page).to_have_url(re.compile("searches_from=0"))
     found = page.locator(".row.head .c-reward").get_attribute("aria-sort")
     return seen | {"still_sorted": [found, "sort=reward" in page.url]}
+
+
+def told_apart(page: Page) -> None:
+    """Ask for each thing by which rollouts are told apart: of all one rollout has them."""
+    count, which = page.locator(".table p"), page.locator("select[name=which]")
+    before = count.inner_text()
+    for each in ("repeated", "empty", "malformed", "limit", "dropped"):
+        which.select_option(each)
+        expect(page).to_have_url(re.compile(f"which={each}"))
+        expect(count).to_have_text("1 rollouts")
+    which.select_option("")
+    expect(count).to_have_text(before)
 
 
 def late(page: Page) -> dict[str, Any]:

@@ -45,7 +45,7 @@ function caused(rule: source.Rule, run: source.RuleOfRun, number: number, runs: 
   const said = spans.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
   const count = spans.reduce((sum, [first, last]) => sum + last - first + 1, 0);
   const steps = count === 1 ? `step ${said[0]}` : `${count.toLocaleString()} steps: ${said.slice(0, MOST_SAID).join(", ")}${said.length > MOST_SAID ? ", …" : ""}`;
-  const which = source.WHICH[run.asked.which ?? ""]?.said;
+  const which = run.asked.which && source.WHICH[run.asked.which]?.said;
   const words = [
     `rollouts ${run.asked.steps ? "of" : "under way at"} ${steps}${which ? ` (${which})` : ""}`,
     ...(runs.length > 1 ? [runs[number]!.name] : []),

@@ -156,24 +156,30 @@ class Table {
     await this.again(false);
   }
 
-  /** Asks anew for what is seen; because of news: the answer waits while a pointer is down on a row. */
+  /** Asks anew for what is seen. Because of news: the answer waits while a pointer is down on a row, and the rollout
+   * that is marked, or the rows that new ones push on, stay where they are, unless the first row is seen.
+   */
   private async again(news: boolean): Promise<void> {
     const generation = this.due = ++this.generation;
     const { first, last } = this.seen();
     const begin = Math.floor(first / CHUNK);
-    const end = Math.min(Math.ceil(last / CHUNK), begin + MOST_CHUNKS);
+    const end = Math.min(Math.ceil(last / CHUNK) + (news ? 1 : 0), begin + MOST_CHUNKS);
     try {
       const found = await source.rollouts(this.asked, begin * CHUNK, (end - begin) * CHUNK);
       if (news) await released();
       if (generation !== this.generation) return;
       const newestFirst = this.asked.sort === "number" && this.asked.descending === "1";
-      if (news && newestFirst && this.place >= 0) this.place += found.count - this.total;
+      const pushed = news && newestFirst ? found.count - this.total : 0;
+      const before = this.place;
+      if (before >= 0) this.place += pushed;
       this.chunks.clear();
       this.asking.clear();
       for (let chunk = begin; chunk < end; chunk++) {
         this.take(chunk, found.rows.slice((chunk - begin) * CHUNK, (chunk - begin + 1) * CHUNK));
       }
       this.total = found.count;
+      this.rows.style.height = `${this.total * ROW}px`;
+      if (news && this.view.scrollTop) this.view.scrollTop += (before < 0 ? pushed : this.place - before) * ROW;
       this.count.textContent = `${found.count.toLocaleString()} rollouts`;
       this.count.classList.remove("bad");
     } catch (error) {

@@ -223,12 +223,14 @@ function matching(rows: Row[], asked: Asked): Row[] {
     return value !== null && value >= Number(from || -1e9) && value <= Number(to || 1e9);
   };
   const steps = spans(asked.steps ?? "");
+  const which = asked.which && (Object.hasOwn(WHICH, asked.which) ? WHICH[asked.which] : null);
+  if (which === null) throw new Error(`which = ${JSON.stringify(asked.which!.slice(0, 40))}: choose one of ${Object.keys(WHICH).join(", ")}, or leave it out`);
   const kept = rows.filter(
     (row) =>
       (!asked.run || row.run === Number(asked.run)) &&
       (!asked.kind || row.kind === asked.kind) &&
       (!asked.stop || row.stop === asked.stop) &&
-      (!asked.which || !!WHICH[asked.which]?.of(row)) &&
+      (!which || which.of(row)) &&
       (!asked.question || row.question_id === asked.question) &&
       (!asked.group || row.group_id === Number(asked.group)) &&
       (!asked.actor || row.actor === asked.actor) &&
