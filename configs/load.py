@@ -1,7 +1,4 @@
-"""YAML + `a.b=c` overrides → `Config`; every error names the field, the value and the remedy.
-
-PyYAML reads `1e-6` as a string (YAML 1.1 wants a dot): our own rule resolves numbers.
-"""
+"""YAML + `a.b=c` overrides → `Config`; every error names the field, the value and the remedy."""
 
 import re
 import typing
@@ -12,11 +9,9 @@ from typing import Any
 
 import msgspec
 import yaml
-from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
 
 from configs import devices, hints
-from configs.runtime import libyaml
+from configs.runtime import libyaml, strict_yaml
 from configs.runtime.files import write_durably
 from configs.schema import Config
 from configs.section import CHANGEABLE, FALSE_IS_OFF, OF_THE_MACHINE, ONE_OR_MORE, Section
@@ -24,37 +19,6 @@ from configs.section import CHANGEABLE, FALSE_IS_OFF, OF_THE_MACHINE, ONE_OR_MOR
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message names field, value and remedy."""
-
-
-class _Strict(SafeConstructor, Resolver):
-    """Reads `1e-6` as a number and refuses a key given twice."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Refuse duplicate keys, which plain YAML silently overwrites."""
-        lines: dict[str, int] = {}
-        for key, _ in node.value:
-            name, line = str(key.value), key.start_mark.line + 1
-            if name in lines:
-                raise ConfigError(
-                    f"key {name!r} is given twice (lines {lines[name]} and {line}): keep one"
-                )
-            lines[name] = line
-        return super().construct_mapping(node, deep)
-
-
-_Strict.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+0123456789."),
-)
-
-
-class _Loader(_Strict, libyaml.SafeLoader):
-    """What reads a configuration."""
-
-
-class _Explainer(_Strict, yaml.SafeLoader):
-    """The same, slower, and its complaints are those that have a remedy here."""
 
 
 # The field that a text in place of a whole section is meant for.
@@ -89,7 +53,8 @@ def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = Non
         remedy = hints.configuration(path)
         raise ConfigError(f"configuration file {str(path)!r} {wrong}: {remedy}")
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(strict_yaml.MOST_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         cause = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror
         raise ConfigError(f"configuration file {str(path)!r} cannot be read: {cause}") from error
@@ -99,14 +64,14 @@ def load(path: str | Path, overrides: Sequence[str] = (), gpus: int | None = Non
 def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = None) -> Config:
     """`load`, of text that came from `source`."""
     try:
-        tree = _read(text) or {}
+        tree = strict_yaml.read(text) or {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" (line {mark.line + 1})" if mark else ""
         cause = getattr(error, "problem", None) or "characters that YAML does not allow"
         remedy = next((said for part, said in _OF_YAML.items() if part in cause), _FORM)
         raise ConfigError(f"{source}: not valid YAML{place}: {cause}: {remedy}") from error
-    except ConfigError as error:
+    except strict_yaml.Refused as error:
         raise ConfigError(f"{source}: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{source}: expected sections such as `model:`, got {tree!r}")
@@ -121,13 +86,6 @@ def parse(text: str, overrides: Sequence[str], source: str, gpus: int | None = N
         raise ConfigError(_explain(str(error), tree)) from error
     _check_relations(config)
     return config
-
-
-def _read(text: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        return yaml.load(text, _Explainer)
 
 
 def save(config: Config, path: Path) -> None:
@@ -223,11 +181,13 @@ def read_override(override: str) -> tuple[str, Any]:
     if text and kind is str and text[0] not in "'\"" and text not in ("null", "~"):
         return key, text
     try:
-        value = _read(text) if text else ""
+        value = strict_yaml.read(text) if text else ""
     except yaml.YAMLError as error:
         raise ConfigError(
             f"override {override!r}: {text!r} is not a YAML value: quote it"
         ) from error
+    except strict_yaml.Refused as error:
+        raise ConfigError(f"override {override!r}: {error}") from error
     if kind == tuple[str, ...] and isinstance(value, str):
         value = [value] if value else []
     return key, value

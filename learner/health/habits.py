@@ -4,8 +4,9 @@ end at a limit.
 They are of the trained rollouts; a mean over nothing is left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,20 +15,32 @@ from replay.trajectory import Search, StopReason, Trajectory, Turn
 from retrieval_server.protocol import TELLS_ERROR
 
 GRAM = 4  # tokens that make a repetition where they come again in one completion
+SKIPPED = "skipped"  # the status of a search that was not made
 LIMITS = (StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Searched(Protocol):
+    """A search, also as it travels."""
+
+    @property
+    def query(self) -> str: ...
+    @property
+    def passage_ids(self) -> Sequence[str]: ...
+    @property
+    def status(self) -> str: ...
 
 
 def habits(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """The gauges of a step's rollouts."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     searches = [list(_searches(trajectory)) for trajectory in trajectories]
-    asked = [search for each in searches for search in each if search.status != "skipped"]
+    asked = [search for each in searches for search in each if search.status != SKIPPED]
     count = sum(map(len, searches))
     shares = {
         "learner/searches_per_rollout": (count, len(trajectories)),
-        "learner/repeated_queries": (sum(map(_repeated, searches)), count),
-        "learner/empty_searches": (sum(map(_is_empty, asked)), len(asked)),
+        "learner/repeated_queries": (sum(map(repeated, searches)), count),
+        "learner/empty_searches": (empty(asked), len(asked)),
         "learner/malformed_fraction": (sum(turn.malformed for turn in turns), len(turns)),
         "learner/limit_fraction": (
             sum(trajectory.stop_reason in LIMITS for trajectory in trajectories),
@@ -42,13 +55,18 @@ def _searches(trajectory: Trajectory) -> Iterator[Search]:
     return chain.from_iterable(turn.searches for turn in trajectory.turns)
 
 
-def _repeated(searches: Sequence[Search]) -> int:
+def repeated(searches: Sequence[Searched]) -> int:
     """How many queries of one rollout it had asked before, but for case and spaces."""
     queries = [" ".join(search.query.casefold().split()) for search in searches]
     return len(queries) - len(set(queries))
 
 
-def _is_empty(search: Search) -> bool:
+def empty(searches: Iterable[Searched]) -> int:
+    """How many searches found nothing, asked nothing, or were told of an error alone."""
+    return sum(_is_empty(search) for search in searches if search.status != SKIPPED)
+
+
+def _is_empty(search: Searched) -> bool:
     if search.status == "empty" or not search.query.strip():
         return True
     shown = search.passage_ids

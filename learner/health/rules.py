@@ -59,7 +59,8 @@ class Rule:
     def condition(self) -> str:
         """The rule in words."""
         of = f" times its first {self.warm_up}" if self.warm_up else ""
-        return f"{self.side} {self.limit:g}{of} over {self.window} steps"
+        also = "" if self.rewarded is None else f", reward at most {self.rewarded:g}"
+        return f"{self.side} {self.limit:g}{of} over {self.window} steps{also}"
 
 
 def reward_of(gauges: Mapping[str, float]) -> float | None:

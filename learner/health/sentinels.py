@@ -73,6 +73,16 @@ class Series:
         self._unjudged: int | None = None  # since a rollback, while its window is the first
 
     @property
+    def is_warm(self) -> bool:
+        """True once its warm-up is over."""
+        return len(self._first) >= self._rule.warm_up
+
+    @property
+    def bound(self) -> float | None:
+        """What its median is held against."""
+        return self._rule.bound([value for _, value in self._first])
+
+    @property
     def median(self) -> float:
         """What the newest verdict is of; a window that is empty has none."""
         return median(value for _, value in self._newest)
@@ -105,7 +115,7 @@ class Series:
         """Take a step's gauges; return whether the rule fires."""
         if (value := gauges.get(self._rule.gauge)) is None:
             return self._fires
-        if len(self._first) < self._rule.warm_up:
+        if not self.is_warm:
             if value:  # 0 tells nothing of what is usual: a step without signal has no gradient
                 self._first.append((step, value))
         else:
@@ -139,10 +149,7 @@ class Sentinels:
         self._config, self._staleness = config.sentinels, config.replay.max_staleness
         self._last_step = config.learner.total_steps
         self.rollbacks: tuple[Rollback, ...] = ()
-        actions = {name: getattr(config.sentinels, name) for name in RULES}
-        if config.learner.baseline in NO_GROUPS:
-            actions["no_signal"] = "off"
-        self._on = {name: action for name, action in actions.items() if action != "off"}
+        self._on = {name: each for name, each in actions(config).items() if each != "off"}
         self._series = {name: Series(rule) for name, rule in RULES.items()}
         self._watched = sorted({gauge for rule in RULES.values() for gauge in rule.watched})
         if self._path.exists():
@@ -260,6 +267,28 @@ class Sentinels:
             return ()
         fired = [name for name, series in self._series.items() if series.take(step, gauges)]
         return tuple(name for name in fired if name in self._on)
+
+
+def actions(config: Config) -> dict[str, str]:
+    """The answer of a run to each rule."""
+    found = {name: getattr(config.sentinels, name) for name in RULES}
+    return found | {"no_signal": "off"} if config.learner.baseline in NO_GROUPS else found
+
+
+def bounds(notes: Iterable[Noted], staleness: int) -> dict[str, float | None]:
+    """What each rule's median is held against after these steps, in a run of this
+    `replay.max_staleness`.
+    """
+    series, silent = {name: Series(rule) for name, rule in RULES.items()}, -1
+    for noted in notes:
+        for each in series.values():
+            if not each.is_warm and noted.step > silent:
+                each.take(noted.step, noted.gauges)
+            if noted.rollback:
+                each.forget(noted.rollback.since, noted.rollback.step)
+        if noted.rollback:
+            silent = noted.rollback.step + staleness
+    return {name: each.bound for name, each in series.items()}
 
 
 def read_notes(run_dir: str | Path) -> Iterator[Noted]:

@@ -24,6 +24,7 @@ from configs.load import (
     recorded_config,
 )
 from configs.retrieval import shown_urls
+from configs.runtime import strict_yaml
 from configs.runtime.libyaml import SafeLoader
 from configs.runtime.process import socket_dir
 from configs.schema import Config
@@ -212,7 +213,7 @@ def _check_record(path: Path, written: Config, text: str) -> None:
     """Raise ConfigError unless config.yaml is what the run's last start on record was given."""
     folder = path.parent
     try:
-        recorded = recorded_config(yaml.load(text, SafeLoader))
+        recorded = recorded_config(strict_yaml.read(text))
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path}: the configuration on record cannot be read: {error}: go on with the program "

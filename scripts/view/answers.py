@@ -1,9 +1,9 @@
-"""The answers to the pages' questions, as JSON: runs, curves, sentinels, rollouts."""
+"""The answers to the pages' questions, as JSON: runs, curves, rollouts."""
 
 import json
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 
 from configs.load import ConfigError
 from configs.schema import ActorsConfig, Config
-from learner.health.rules import RULES
-from learner.health.sentinels import Noted, read_notes
 from learner.health.tokens import file_of
 from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
@@ -28,6 +25,7 @@ from scripts.view.index import Index, Told
 from scripts.view.rollouts.passages import Passages
 from scripts.view.rollouts.tokenizer import config_of, tokenizer_of
 from scripts.view.rollouts.tokens import Values, values_of
+from scripts.view.rollouts.written import written_by
 from scripts.view.wait_graph import wait_graph
 
 MOST_EVENTS = 2000  # of a run; the newest
@@ -54,48 +52,14 @@ def curves(index: Index, names: Sequence[str]) -> dict[str, Any]:
                 "SELECT step, value FROM gauges WHERE name = ? AND run = ? ORDER BY step",
                 (name, run),
             )
-            points = points[:: math.ceil(len(points) / MOST_STEPS) or 1]
-            steps, values = [step for step, _ in points], [value for _, value in points]
-            found[name].append({"steps": steps, "values": values})
+            found[name].append(curve(points))
     return found
 
 
-def health(index: Index) -> dict[str, Any]:
-    """Each sentinel's rule, and of each run its history: values, bound, and when it fired."""
-    notes = [list(read_notes(told.path)) for told in index.runs]
-    configs = [config_of(told.path) for told in index.runs]
-    rules = []
-    for name, rule in RULES.items():
-        of_runs = []
-        for noted, config in zip(notes, configs, strict=True):
-            points = [
-                (each.step, each.gauges[rule.gauge])
-                for each in _last(noted)
-                if rule.gauge in each.gauges
-            ]
-            first = [value for _, value in points if value][: rule.warm_up]
-            fired = {each.step for each in noted if name in each.fired}
-            of_runs.append(
-                {
-                    "steps": [step for step, _ in points],
-                    "values": [value for _, value in points],
-                    "bound": rule.bound(first),
-                    "action": getattr(config.sentinels, name) if config else "",
-                    "fired": _spans(fired),
-                }
-            )
-        rules.append(
-            {
-                "name": name,
-                "gauge": rule.gauge,
-                "condition": rule.condition,
-                "side": rule.side,
-                "means": rule.means,
-                "remedy": rule.remedy,
-                "runs": of_runs,
-            }
-        )
-    return {"rules": rules}
+def curve(points: Sequence[tuple[Any, ...]]) -> dict[str, list[Any]]:
+    """Steps and values; of very many some."""
+    points = points[:: math.ceil(len(points) / MOST_STEPS) or 1]
+    return {"steps": [step for step, _ in points], "values": [value for _, value in points]}
 
 
 def waiting(index: Index, run: int) -> dict[str, Any]:
@@ -151,12 +115,14 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
+    state, damage = standing(told)
     told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
         "name": clean(told.path.resolve().name),
         "path": clean(str(told.path)),
-        "state": "" if follower.damage else _state(told.path),
-        "damage": clean(follower.damage),
+        "state": state,
+        "damage": damage,
+        "trouble": clean(told.trouble),
         "read": follower.read,
         "size": follower.size,
         "records": told.records,
@@ -250,13 +216,7 @@ def _pieces(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> list[str]
     """The text of each token; '' for one whose character the next ones complete."""
     if tokenizer is None:
         return [f"{token} " for token in tokens.tolist()]
-    stream = DecodeStream(skip_special_tokens=False)
-    try:
-        return [clean(stream.step(tokenizer, token) or "") for token in tokens.tolist()]
-    except Exception:  # noqa: BLE001 - ids of another tokenizer, of which it raises what it likes
-        return [
-            clean(tokenizer.decode([token], skip_special_tokens=False)) for token in tokens.tolist()
-        ]
+    return written_by(tokenizer).pieces(tokens.tolist())
 
 
 def _text(tokens: NDArray[np.int32], tokenizer: Tokenizer | None) -> str:
@@ -271,11 +231,15 @@ def _cut(text: str) -> str:
     return text if left <= 0 else f"{text[:MOST_TEXT]}… ({left} more characters)"
 
 
-def _state(run: Path) -> str:
+def standing(told: Told) -> tuple[str, str]:
+    """The state of a run, and why nothing more of its log is told."""
+    if told.follower.damage:
+        return "", clean(told.follower.damage)
     try:
-        return state_of(run)
+        state = state_of(told.path)
     except (OSError, ReplayError):
-        return ""
+        state = ""
+    return state, "" if state == "running" else clean(told.follower.torn)
 
 
 def _forecast(told: Told, config: Config | None) -> list[float] | None:
@@ -285,20 +249,3 @@ def _forecast(told: Told, config: Config | None) -> list[float] | None:
     replay = config.replay
     batch = replay.groups_per_step * replay.group_size
     return list(told.course.forecast(batch, replay.max_staleness) or ()) or None
-
-
-def _spans(steps: Iterable[int]) -> list[list[int]]:
-    """The first and the last of each run of steps."""
-    found = list[list[int]]()
-    for step in sorted(steps):
-        if found and step == found[-1][1] + 1:
-            found[-1][1] = step
-        else:
-            found.append([step, step])
-    return found
-
-
-def _last(notes: Sequence[Noted]) -> list[Noted]:
-    """Of a step that was trained again the last line."""
-    by_step = {noted.step: noted for noted in notes}
-    return [by_step[step] for step in sorted(by_step)]

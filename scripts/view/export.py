@@ -6,6 +6,7 @@ from typing import Any
 from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.view import answers
+from scripts.view.health import health
 from scripts.view.index import Index
 from scripts.view.rollouts.wanted import Wanted
 from scripts.view.server import BUILT, MOST_ROWS
@@ -59,7 +60,7 @@ def _shown(index: Index, most: int) -> dict[str, Any]:
     return {
         "overview": overview,
         "curves": answers.curves(index, overview["gauges"]),
-        "health": answers.health(index),
+        "health": health(index),
         "timelines": [
             timeline(index, run, None, None, most=_MOST_BINS_IN_ALL)
             for run in range(len(index.runs))

@@ -31,9 +31,11 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damage = ""  # why nothing more is told
+        self.torn = ""  # how the last record is cut short: it is being written, or never will be
         self.read = self.size = 0  # bytes
         self._segment = self._offset = self._number = 0
         self._inode = 0
+        self._log: bytes | None = None  # what names it in all its segments
 
     def news(self) -> Iterator[Placed]:
         """Yield the records that were not told before, as far as they are whole."""
@@ -41,16 +43,20 @@ class Follower:
             return
         try:
             found = segments(self.path)
+            if len(found) <= self._segment:
+                raise LogError(f"{self.path}: another log stands in its place: it has less to read")
             self.size = sum(each.path.stat().st_size for each in found)
             before = sum(each.path.stat().st_size for each in found[: self._segment])
             for segment in found[self._segment :]:
                 self._enter(segment)
                 yield from self._of_segment(segment, before)
                 before += segment.path.stat().st_size
-        except TornRecord:  # it is being written, or never will be
-            return
+        except TornRecord as error:
+            self.torn = str(error)
         except (LogError, OSError) as error:
             self.damage = str(error)
+        else:
+            self.torn = ""
 
     def _enter(self, segment: Segment) -> None:
         inode = segment.path.stat().st_ino
@@ -61,7 +67,9 @@ class Follower:
         segment.before = None if segment.number else 0  # as its header says
         with opened(segment.path) as file:
             begin, due = self._offset, self._number
+            segment.log = self._log
             for piece in pieces(segment, file, begin, due):
+                self._log = segment.log
                 if isinstance(piece, Damage):
                     raise LogError(f"{piece.path}: offset {piece.start}: {piece.cause}")
                 offset, payload = piece

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
+from learner.health.habits import empty, repeated
 from learner.health.rules import Announcer, rolled_back
 from learner.metrics.applications import Applications
 from replay.codec import WireTrajectory, decode_wire
@@ -29,8 +31,8 @@ from scripts.view.events import refitted, said
 from scripts.view.following import Follower, Placed
 from scripts.view.lanes import LATEST, Lanes, Span
 from scripts.view.rollouts.texts import Texts
-from scripts.view.rollouts.wanted import Wanted
-from scripts.view.rollouts.written import written_of
+from scripts.view.rollouts.wanted import DROPPED, Wanted
+from scripts.view.rollouts.written import Written, written_of
 
 BATCH = 2000  # records between two looks at who else wants what is known of runs
 GIVEN_S = 0.001  # to them
@@ -43,7 +45,8 @@ CREATE TABLE rollouts (
     group_id INTEGER, sibling INTEGER, actor TEXT, question_id TEXT, hops INTEGER, question TEXT,
     expected TEXT, answer TEXT, reward REAL, searches INTEGER, turns INTEGER,
     tokens INTEGER, malformed INTEGER, sequences INTEGER, stop TEXT, oldest INTEGER,
-    newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER, begun REAL
+    newest INTEGER, step INTEGER, staleness INTEGER, fate TEXT, gone INTEGER, begun REAL,
+    repeated INTEGER, empty INTEGER -- searches
 );
 CREATE INDEX by_number ON rollouts (run, number);
 CREATE INDEX by_group ON rollouts (run, group_id);
@@ -62,6 +65,7 @@ SHOWN = (
     "run", "number", "at", "kind", "group_id", "sibling", "question_id", "hops", "question",
     "expected", "answer", "reward", "searches", "turns", "tokens", "malformed", "sequences",
     "stop", "oldest", "newest", "step", "staleness", "fate", "gone", "begun", "actor",
+    "repeated", "empty",
 )  # fmt: skip
 
 
@@ -84,7 +88,9 @@ class Told:
     course: Course = field(default_factory=Course)
     restarts: RestartsSince = field(init=False)
     samples: SamplesSince = field(init=False)
+    written: Written | None = None  # decodes what its policy wrote
     refits: float = 0.0  # that this learner has told of
+    trouble: str = ""  # why the index is not read on
     left: set[str] = field(default_factory=set)  # actors that have left, and are not back
 
     def __post_init__(self) -> None:
@@ -122,14 +128,17 @@ class Index:
         changed = False
         for run, told in enumerate(self.runs):
             news = told.follower.news()
-            while not stop.wait(GIVEN_S):
+            while not (told.trouble or stop.wait(GIVEN_S)):
                 try:
                     with self._lock, self._base:
                         read = self._take_some(run, told, news)
                     if read < BATCH:
                         changed = self._take_restarts(run, told) or changed
                 except (sqlite3.Error, OSError) as error:  # a full disk
-                    told.follower.damage = f"the index cannot be written to TMPDIR: {error}"
+                    told.trouble = (
+                        f"the index cannot be written: {error}: is there room in {gettempdir()}? "
+                        "make some, and start anew"
+                    )
                     break
                 changed = changed or bool(read)
                 if read < BATCH:
@@ -139,6 +148,7 @@ class Index:
     def _take_some(self, run: int, told: Told, news: Iterator[Placed]) -> int:
         """Take a batch; return how many records and lines that were."""
         count = number = 0
+        told.written = written_of(told.path)
         try:
             for count, placed in enumerate(islice(news, BATCH), 1):  # noqa: B007
                 number = placed.number
@@ -224,7 +234,7 @@ class Index:
                 told.opened.pop(record.group_id, None)
                 self._base.execute(
                     "UPDATE rollouts SET fate = ? WHERE run = ? AND group_id = ?",
-                    (_short(f"dropped: {record.cause}"), run, record.group_id),
+                    (_short(f"{DROPPED}{record.cause}"), run, record.group_id),
                 )
                 self._event(run, told, placed)
             case facts.Reported():
@@ -238,7 +248,7 @@ class Index:
         summary, opened = record.summary, told.opened.get(record.group_id)
         question = opened.question if opened else Question(record.summary.question_id, "", ())
         wire = _wire(record.payload)
-        queries = [s.query for turn in wire.turns for s in turn.searches] if wire else []
+        searches = [s for turn in wire.turns for s in turn.searches] if wire else []
         answer = (wire.answer or "") if wire else ""
         texts = [_short(each) for each in (question.text, " | ".join(question.answers), answer)]
         evaluation = opened.evaluation if opened else -1
@@ -248,7 +258,7 @@ class Index:
         if stop and stop not in self._stops:
             self._stops = self._stops | {stop}
         values = (
-            self._search(told, [*texts, _short("\n".join(queries))], wire),
+            self._search(told, [*texts, _short("\n".join(s.query for s in searches))], wire),
             run, placed.number, placed.segment, placed.offset, record.now, summary.kind,
             record.group_id, record.sibling, _short(record.actor_id), _short(summary.question_id),
             question.hops, *texts,
@@ -257,15 +267,14 @@ class Index:
             stop, summary.oldest_version,
             summary.newest_version, evaluation if summary.kind == "eval" else None, None,
             "" if summary.kind == "train" else "evaluation", int(record.compacted is not None),
-            begun,
+            begun, repeated(searches), empty(searches),
         )  # fmt: skip
         marks = ", ".join("?" * len(values))
         self._base.execute(f"INSERT INTO rollouts VALUES ({marks})", values)
 
     def _search(self, told: Told, texts: Sequence[str], wire: WireTrajectory | None) -> int:
         """Have a rollout's texts be found; return their number."""
-        written = written_of(told.path) if wire else None
-        said = [written.text(wire.turns)] if written and wire else []
+        said = [told.written.text(wire.turns)] if told.written and wire else []
         return self._texts.add("\n".join([*texts, *said]))
 
     def _sample(self, run: int, told: Told, record: facts.Sampled) -> None:

@@ -10,15 +10,17 @@ import socket
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from tempfile import gettempdir
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount, Route
 
@@ -26,6 +28,7 @@ from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.command.terminal import clean
 from scripts.view import answers
+from scripts.view.health import health
 from scripts.view.index import Index
 from scripts.view.lanes import LATEST
 from scripts.view.rollouts.wanted import Wanted, steps_of
@@ -33,10 +36,13 @@ from scripts.view.timeline import timeline
 
 BUILT = Path(__file__).parent / "built"
 MOST_ROWS = 500  # of one answer
+MOST_NAMES = 64  # of gauges in one question
+MOST_BODY = 1_000_000  # bytes of it
 MOST = 10**15  # of a number that is asked for: larger ones the index does not take
 EVERY_S = 1.0  # between two looks at the logs
 _BEAT_S = 15.0  # the least often a live page is written to, so that one that left is noticed
 _TYPES = {"index.html": "text/html", "app.js": "text/javascript", "app.css": "text/css"}
+_Names = Annotated[list[str], msgspec.Meta(max_length=MOST_NAMES)]
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -92,20 +98,11 @@ def application(index: Index, following: Following, key: str) -> Starlette:
     """The pages below `/key/`."""
 
     def answering(answer: Callable[[Mapping[str, str]], Any]) -> Callable[[Request], Response]:
-        def endpoint(request: Request) -> Response:
-            try:
-                return _json(answer(request.query_params))
-            except (ConfigError, ReplayError, ValueError) as error:
-                return _json({"error": clean(str(error))}, 400)
-            except OSError as error:
-                return _json({"error": clean(str(error))}, 500)
-            except sqlite3.Error as error:
-                told = (
-                    f"the index in {gettempdir()}: {error}: is there room, and may it be written?"
-                )
-                return _json({"error": clean(told)}, 500)
+        return lambda request: _answered(lambda: answer(request.query_params))
 
-        return endpoint
+    async def curves(request: Request) -> Response:
+        body = await _body(request)
+        return await run_in_threadpool(_answered, lambda: answers.curves(index, _names(body)))
 
     async def live(request: Request) -> Response:
         return StreamingResponse(_news(request, following), headers=_HEADERS | {
@@ -113,8 +110,7 @@ def application(index: Index, following: Following, key: str) -> Starlette:
 
     asked: dict[str, Callable[[Mapping[str, str]], Any]] = {
         "overview": lambda _: answers.overview(index),
-        "curves": lambda given: answers.curves(index, given.get("names", "").split(",")[:64]),
-        "health": lambda _: answers.health(index),
+        "health": lambda _: health(index),
         "timeline": lambda given: timeline(index, _whole(given, "run", 0), *_span(given, "time")),
         "waits": lambda given: answers.waiting(index, _whole(given, "run", 0)),
         "rollouts": lambda given: rollouts(index, given),
@@ -123,8 +119,45 @@ def application(index: Index, following: Following, key: str) -> Starlette:
         ),
     }
     routes = [Route(f"/api/{name}", answering(answer)) for name, answer in asked.items()]
+    routes += [Route("/api/curves", curves, methods=["POST"]), Route("/api/live", live)]
     files = [Route(f"/{'' if name == 'index.html' else name}", _file(name)) for name in _TYPES]
-    return Starlette(routes=[Mount(f"/{key}", routes=[*routes, *files, Route("/api/live", live)])])
+    return Starlette(routes=[Mount(f"/{key}", routes=[*routes, *files])])
+
+
+def _answered(answer: Callable[[], Any]) -> Response:
+    """An answer, or why there is none."""
+    try:
+        return _json(answer())
+    except (ConfigError, ReplayError, ValueError) as error:
+        return _json({"error": clean(str(error))}, 400)
+    except OSError as error:
+        return _json({"error": clean(str(error))}, 500)
+    except sqlite3.Error as error:
+        told = f"the index in {gettempdir()}: {error}: is there room, and may it be written?"
+        return _json({"error": clean(told)}, 500)
+
+
+async def _body(request: Request) -> bytes:
+    """What came with a request, read no further than where it is too long."""
+    body = bytearray()
+    with suppress(ClientDisconnect):
+        async for part in request.stream():
+            body += part
+            if len(body) > MOST_BODY:
+                break
+    return bytes(body)
+
+
+def _names(body: bytes) -> list[str]:
+    """The gauges that are asked for. Raises ValueError."""
+    if len(body) > MOST_BODY:
+        raise ValueError(f"curves: more than {MOST_BODY} bytes: ask for fewer at once")
+    try:
+        return msgspec.json.decode(body, type=_Names)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(
+            f"curves: give a JSON list of at most {MOST_NAMES} names of gauges ({error})"
+        ) from error
 
 
 def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
@@ -149,6 +182,7 @@ def rollouts(index: Index, given: Mapping[str, str]) -> dict[str, Any]:
         staleness=span("staleness"),
         actor=given.get("actor", ""),
         times=span("time", LATEST),
+        which=given.get("which", ""),
         sort=given.get("sort", "number"),
         descending=given.get("descending", "1") == "1",
     )

@@ -20,6 +20,7 @@ from replay.log.segments import opened, segments
 from scripts.command.options import Options, argument, option
 from scripts.command.terminal import clean, status
 from scripts.runs.log import log_of, reading
+from scripts.view.answers import standing
 from scripts.view.check import browser, check
 from scripts.view.export import page
 from scripts.view.index import Index
@@ -47,10 +48,10 @@ def view(options: ViewOptions) -> int:
     """Serve the pages until interrupted, write them into a file, or check them: failed where they
     complain or ask elsewhere. Raises ConfigError, LogError, OSError.
     """
-    runs = list(dict.fromkeys(options.runs))
     _refuse(options)
-    for run in runs:
+    for run in options.runs:
         _require(run)
+    runs = list(dict.fromkeys(run.resolve() for run in options.runs))  # `latest` may move on
     if options.export:
         _require_folder("--export", options.export)
         most = _NEWEST if options.rollouts is None else options.rollouts
@@ -140,8 +141,11 @@ def _catch_up(index: Index, runs: Sequence[Path]) -> None:
 
 def _tell_damage(index: Index) -> None:
     for told in index.runs:
-        if told.follower.damage:
-            print(f"view: told up to here: {clean(told.follower.damage)}", file=sys.stderr)
+        _, damage = standing(told)
+        if damage:
+            print(f"view: told up to here: {damage}", file=sys.stderr)
+        if told.trouble:
+            print(f"view: {clean(told.trouble)}", file=sys.stderr)
 
 
 def _require(run: Path) -> None:

@@ -173,6 +173,43 @@ def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
         load(bad)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 1000, "line 1: nested more than 50 deep"),
+        ("[" * 100_000, "line 1: nested more than 50 deep"),
+        (
+            "\n".join(" " * n + "- a:" for n in range(0, 400, 2)),
+            "line 26: nested more than 50 deep",
+        ),
+        ("a: b: c\n" + "[" * 100_000, "line 1"),
+        ("seed: 1\n" * 200_000, "more than 1,000,000 characters"),
+        ("2020-99-99: 1", "a value cannot be read .month must be in 1..12.: quote it"),
+        ("seed: !!timestamp x", "a value cannot be read"),
+        ("seed: !!bool x", "a value cannot be read"),
+        ("seed: !!int ''", "a value cannot be read"),
+        (f"seed: {'9' * 5000}", "a value cannot be read"),
+    ],
+)
+def test_what_no_configuration_has_is_named(tmp_path: Path, text: str, said: str) -> None:
+    (bad := tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"bad.yaml: .*{said}"):
+        load(bad)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("learner.lr=2020-99-99", "a value cannot be read"),
+        (f"learner.lr={'[' * 1000}", "nested more than 50 deep"),
+        ("learner.lora={rank: 1, rank: 2}", "key 'rank' is given twice"),
+    ],
+)
+def test_an_unreadable_override_is_named(yaml_file: Path, override: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"override '{re.escape(override)}': .*{said}"):
+        load(yaml_file, [override])
+
+
 def test_saved_configuration_loads_equal(yaml_file: Path, tmp_path: Path) -> None:
     config = load(yaml_file, ["seed=3", "run_dir=/tmp/x"])
     save(config, tmp_path / "saved.yaml")

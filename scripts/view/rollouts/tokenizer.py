@@ -1,4 +1,4 @@
-"""The configuration and the tokenizer of a run, read once."""
+"""The configuration and the tokenizer of a run, read once, and again where they have changed."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -11,13 +11,30 @@ from scripts.runs.show import load_tokenizer
 from scripts.setup.resolve import run_config
 
 
-@lru_cache(64)
 def config_of(run: Path) -> Config | None:
     """A run's configuration; None where it cannot be read."""
     try:
-        return load(run_config(run))
+        path = run_config(run)
     except ConfigError:
         return None
+    return _config(path, _state(path))
+
+
+@lru_cache(64)
+def _config(path: Path, _: tuple[int, ...]) -> Config | None:
+    try:
+        return load(path)
+    except ConfigError:
+        return None
+
+
+def _state(file: Path) -> tuple[int, ...]:
+    """What is another once a file is; nothing where there is none."""
+    try:
+        found = file.stat()
+    except OSError:
+        return ()
+    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def tokenizer_of(run: Path) -> tuple[Tokenizer | None, str]:
@@ -25,11 +42,12 @@ def tokenizer_of(run: Path) -> tuple[Tokenizer | None, str]:
     config = config_of(run)
     if config is None:
         return None, f"{run}: its configuration cannot be read, so numbers of tokens are shown"
-    return _of_model(config.model.path)
+    path = config.model.path
+    return _of_model(path, _state(Path(path, "tokenizer.json")))
 
 
 @lru_cache(16)
-def _of_model(path: str) -> tuple[Tokenizer | None, str]:
+def _of_model(path: str, _: tuple[int, ...]) -> tuple[Tokenizer | None, str]:
     try:
         return load_tokenizer(path), ""
     except Exception as error:  # noqa: BLE001 - of a file that is no tokenizer it raises anything

@@ -6,10 +6,21 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from learner.health.habits import LIMITS
+
 SORTED_BY = (
     "number", "reward", "searches", "turns", "tokens", "malformed", "step", "staleness", "question",
     "stop",
 )  # fmt: skip
+DROPPED = "dropped: "  # how the fate of a rollout begins that was dropped, before the cause
+WHICH = {
+    "": "1",
+    "repeated": "repeated > 0",
+    "empty": "empty > 0",
+    "malformed": "malformed > 0",
+    "limit": f"stop IN ({', '.join(repr(each.value) for each in LIMITS)})",
+    "dropped": f"fate = '{DROPPED}no_signal'",
+}
 MOST_SPANS = 1000  # of steps
 _LAST = 10**15  # no step is beyond it
 _STEPS = re.compile(r"([0-9]{0,15})(?:\s*([-–])\s*([0-9]{0,15}))?")
@@ -38,14 +49,18 @@ class Wanted:
     staleness: tuple[float, float] | None = None  # of one that was trained
     actor: str = ""
     times: tuple[float, float] | None = None  # under way in this span
+    which: str = ""  # of WHICH
     sort: str = "number"
     descending: bool = True
 
     def condition(self, holding: Callable[[str], bytes]) -> tuple[str, list[Any]]:
         """The condition of a statement, and its values; `holding`: a byte for each text, 1 where
-        the words stand in it.
+        the words stand in it. Raises ValueError.
         """
-        parts, values = ["1"], list[Any]()
+        if self.which not in WHICH:
+            known = ", ".join(filter(None, WHICH))
+            raise ValueError(f"which = {self.which[:40]!r}: choose one of {known}, or leave it out")
+        parts, values = [WHICH[self.which]], list[Any]()
         for column, value, none in (
             ("run", self.run, -1), ("kind", self.kind, ""), ("stop", self.stop, ""),
             ("question_id", self.question, ""), ("group_id", self.group, -1),

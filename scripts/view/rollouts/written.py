@@ -1,5 +1,6 @@
 """What the policy wrote in a rollout, as text that can be searched."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -7,10 +8,12 @@ from typing import Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
 
 from scripts.command.terminal import clean
 from scripts.view.rollouts.tokenizer import tokenizer_of
 
+MOST_WAITING = 8  # tokens for the rest of a character: it has four bytes at most
 MOST_WRITTEN = 20_000  # characters of a rollout, and tokens of it, that are searched
 
 
@@ -40,6 +43,28 @@ class Written:
                 break
         return "\n".join(parts)[:MOST_WRITTEN]
 
+    def pieces(self, ids: list[int]) -> list[str]:
+        """Return the text of each token; '' for one whose character the next ones complete."""
+        if self._table is None:
+            return self._streamed(ids)
+        decoder, last = getincrementaldecoder("utf-8")("replace"), len(ids) - 1
+        said = (self._table.get(id, b"") for id in ids)
+        return [clean(decoder.decode(each, place == last)) for place, each in enumerate(said)]
+
+    def _streamed(self, ids: list[int]) -> list[str]:
+        found, waiting, stream = list[str](), list[int](), DecodeStream(skip_special_tokens=False)
+        try:
+            for place, id in enumerate(ids, 1):
+                said = stream.step(self._tokenizer, id) or ""
+                waiting = [] if said else [*waiting, id]
+                if len(waiting) == MOST_WAITING or (waiting and place == len(ids)):  # no character
+                    said = self._tokenizer.decode(waiting, skip_special_tokens=False)
+                    waiting, stream = [], DecodeStream(skip_special_tokens=False)
+                found.append(clean(said))
+        except Exception:  # noqa: BLE001 - ids of another tokenizer, of which it raises what it likes
+            return [self._said([id]) for id in ids]
+        return found
+
     def _said(self, ids: list[int]) -> str:
         if self._table is None:
             try:
@@ -54,15 +79,15 @@ class Written:
         return text if found.isascii() else clean(text)  # its pieces are clean
 
 
-@lru_cache(16)
 def written_of(run: Path) -> Written | None:
     """The texts of a run; None where its tokenizer cannot be read."""
     tokenizer, _ = tokenizer_of(run)
-    return _written(tokenizer) if tokenizer is not None else None
+    return written_by(tokenizer) if tokenizer is not None else None
 
 
 @lru_cache(16)
-def _written(tokenizer: Tokenizer) -> Written:
+def written_by(tokenizer: Tokenizer) -> Written:
+    """What a policy of this tokenizer wrote, as text."""
     return Written(tokenizer)
 
 

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from learner.health.habits import habits
+from learner.health.habits import empty, habits, repeated
 from replay.trajectory import Search, StopReason, TokenSequence, Trajectory, Turn
 
 Made = Callable[..., Trajectory]
@@ -58,6 +58,12 @@ def test_a_search_is_empty_whose_passages_only_tell_an_error(rollout: Made) -> N
     shown = [(spent,), (spent, refused), ("https://a.example", spent), ("error",)]
     turns = [turn([1], searched("a", shown=ids)) for ids in shown]
     assert habits([rollout(*turns)])["learner/empty_searches"] == 0.5
+
+
+def test_a_rollout_is_counted_as_its_step_is() -> None:
+    searches = searched("who  Ruled bore"), searched("who ruled bore", "empty"), searched(" ")
+    assert repeated(searches) == 1 and repeated(()) == 0
+    assert empty((*searches, searched("", "skipped"))) == 2
 
 
 def test_repetition_is_within_a_completion(rollout: Made) -> None:

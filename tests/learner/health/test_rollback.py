@@ -10,7 +10,7 @@ from configs.schema import Config, LearnerConfig, ReplayConfig
 from configs.sentinels import SentinelsConfig
 from learner.health.rollback import Rollback, good, good_before, needed
 from learner.health.rules import RULES, Announcer
-from learner.health.sentinels import Sentinels, Verdict, read_notes
+from learner.health.sentinels import Sentinels, Verdict, bounds, read_notes
 
 WINDOW = RULES["ess"].window
 LOW, FINE = {"learner/current_ess": 0.1}, {"learner/current_ess": 0.9}
@@ -99,6 +99,19 @@ def test_what_was_usual_before_it_is_so_after_it(tmp_path: Path) -> None:
         (22, 16, 0),
         (29, 23, 0),
     ]
+
+
+def test_the_bounds_that_are_told_are_those_that_are_judged_by(tmp_path: Path) -> None:
+    """After a rollback the warm-up takes up what comes once the rules judge again."""
+    sentinels = going_back(tmp_path)
+    played(sentinels, 1, 9, LOW | {"learner/grad_norm": 20.0})
+    assert sentinels.judge(10, LOW | {"learner/grad_norm": 20.0}, (0,)).rollback
+    assert bounds(read_notes(tmp_path), 2)["grad_norm"] is None
+    played(sentinels, 11, 12, {"learner/grad_norm": 20.0})  # of weights that are gone
+    played(sentinels, 13, 40, {"learner/grad_norm": 0.5})
+    told = bounds(read_notes(tmp_path), 2)
+    assert told == {name: each.bound for name, each in sentinels._series.items()}
+    assert (told["grad_norm"], told["ess"], told["entropy"]) == (5.0, 0.8, None)
 
 
 def test_a_second_rollback_takes_no_weights_that_no_rule_has_judged(tmp_path: Path) -> None:

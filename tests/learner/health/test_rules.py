@@ -188,6 +188,8 @@ def test_the_page_has_each_rule_with_its_gauge_and_bound() -> None:
         assert bool(times) == bool(rule.warm_up)
         reward = re.search(rf"^\| `{name}` .*, reward at most ([\d.]+) \|", page, re.M)
         assert (float(reward[1]) if reward else None) == rule.rewarded
+        also = f", reward at most {rule.rewarded}" if reward else ""
+        assert rule.condition.endswith(f"over {rule.window} steps{also}")
     assert "Both bounds assume that the best reward is 1" in page
 
 

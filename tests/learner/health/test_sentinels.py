@@ -9,7 +9,7 @@ import pytest
 from configs.schema import Config, LearnerConfig
 from configs.sentinels import SentinelsConfig
 from learner.health.rules import RULES, gauge_of, median_of
-from learner.health.sentinels import FILE_NAME, Noted, Sentinels, read_notes, spans
+from learner.health.sentinels import FILE_NAME, Noted, Sentinels, actions, read_notes, spans
 
 WINDOW = RULES["ess"].window
 LOW, FINE = {"learner/current_ess": 0.1}, {"learner/current_ess": 0.9}
@@ -50,6 +50,14 @@ def test_off_tells_nothing_and_stop_says_why_with_two_ways_on(tmp_path: Path) ->
     why = stops[-1][1]
     assert why.startswith(f"sentinel ess at step {WINDOW}: ")
     assert "model.path=RUN/checkpoints/step-N/model" in why and "sentinels.ess=warn" in why
+
+
+def test_a_rule_is_off_where_it_says_nothing(tmp_path: Path) -> None:
+    """Groups of equal rewards are no sign where the baseline is not theirs."""
+    for baseline, action in (("mean", "warn"), ("critic", "off"), ("none", "off")):
+        learner = LearnerConfig(baseline=baseline, advantage_std="none")
+        found = actions(Config(learner=learner, sentinels=SentinelsConfig(ess="stop")))
+        assert (found["no_signal"], found["ess"]) == (action, "stop") and list(found) == list(RULES)
 
 
 def test_what_is_said_is_the_median_not_the_step_s_own_value(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A log is followed record by record, whatever is done to its files meanwhile."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,9 +44,9 @@ def test_a_record_under_way_is_told_once_it_is_whole(recorded_run: RecordedRun) 
     log.write_bytes(whole[:-3])
     follower = Follower(log)
     assert len(told(follower)) == len(records) - 1 and not follower.damage
-    assert told(follower) == []
+    assert told(follower) == [] and "the file ends inside a record" in follower.torn
     log.write_bytes(whole)
-    assert [each.record for each in told(follower)] == records[-1:]
+    assert [each.record for each in told(follower)] == records[-1:] and not follower.torn
 
 
 def test_damage_is_named_and_ends_it(recorded_run: RecordedRun) -> None:
@@ -64,6 +65,21 @@ def test_a_lost_segment_is_named(make_recorded_run: Callable[..., RecordedRun]) 
     (run.path / "events.log.000001").unlink()
     follower = Follower(run.path / "events.log")
     assert told(follower) == [] and "events.log.000001: this segment" in follower.damage
+
+
+def test_another_log_in_its_place_is_named(make_recorded_run: Callable[..., RecordedRun]) -> None:
+    """Whether it has as many segments or fewer."""
+    runs = [trained(make_recorded_run(segment_bytes=each), 3) for each in (2000, 2000, 10**6)]
+    logs = [run.path / "events.log" for run in runs]
+    for number in (1, 2):
+        log = logs[0].with_name("moved") / "events.log"
+        shutil.copytree(logs[0].parent, log.parent)
+        follower = Follower(log)
+        assert told(follower) and not follower.damage
+        shutil.rmtree(log.parent)
+        shutil.copytree(logs[number].parent, log.parent)
+        assert told(follower) == [] and "another log" in follower.damage
+        shutil.rmtree(log.parent)
 
 
 def test_payloads_are_found_also_where_compaction_has_moved_them(

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import msgspec
@@ -27,10 +28,11 @@ from replay.log.records import (
     Stopped,
 )
 from replay.protocol import EvalResult, SetResult
-from replay.trajectory import TokenSequence
+from replay.trajectory import Search, StopReason, TokenSequence
 from scripts.runs.fleet_log import FleetLog
+from scripts.view.answers import overview
 from scripts.view.index import Index
-from scripts.view.rollouts.wanted import Wanted
+from scripts.view.rollouts.wanted import WHICH, Wanted
 from tests.scripts.conftest import RecordedRun
 from tests.scripts.view import conftest
 from tests.scripts.view.conftest import HOSTILE, KEPT, delivery
@@ -107,6 +109,37 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
     assert numbers(index, kind="eval") == [] == numbers(index, stop="turn_limit")
     assert numbers(index, sort="number; DROP TABLE rollouts") == [5, 4, 3, 2, 1]
     assert index.rollouts(Wanted(), 1, 2)[1][0]["group_id"] == 4
+
+
+def test_rollouts_are_selected_by_what_went_wrong(
+    index_of: Callable[..., Index], run: Path, tmp_path: Path
+) -> None:
+    (folder := tmp_path / "wrong").mkdir()
+    (_, delivered) = delivery(1)
+    assert isinstance(delivered, Delivered)
+    (only,) = decode_trajectory(delivered.payload).sequences
+
+    def of(*searches: Search, malformed: bool = False) -> tuple[TokenSequence, ...]:
+        found = msgspec.structs.replace(only.turns[0], searches=searches, malformed=malformed)
+        return (TokenSequence(only.prompt_tokens, (found,)),)
+
+    asked, none = Search("Who ?", ("p",), 0.1, "ok"), Search("who", (), 0.1, "empty")
+    with EventLog.create(folder / "events.log") as log:
+        log.append(delivery(1, sequences=of(asked, none)))
+        log.append(delivery(2, sequences=of(asked, Search("who  ?", ("p",), 0.1, "ok"))))
+        log.append(delivery(3, sequences=of(malformed=True)))
+        for number, reason in enumerate((StopReason.TURN_LIMIT, StopReason.CONTEXT_LIMIT), 4):
+            log.append(delivery(number, stop_reason=reason))
+        log.sync()
+    index = index_of(folder, run)
+    found = {each: numbers(index, run=0, which=each) for each in WHICH}
+    assert found == {
+        "": [5, 4, 3, 2, 1], "repeated": [2], "empty": [1], "malformed": [3], "limit": [5, 4],
+        "dropped": [],
+    }  # fmt: skip
+    assert numbers(index, run=1, which="dropped") == [3]
+    _, rows = index.rollouts(Wanted(run=0, descending=False), 0, 2)
+    assert [(row["repeated"], row["empty"]) for row in rows] == [(0, 1), (1, 0)]
 
 
 def test_gauges_evaluations_and_events_are_kept(index_of: Callable[..., Index], run: Path) -> None:
@@ -205,7 +238,14 @@ def test_an_index_that_cannot_be_written_is_named(
     index._base.execute("PRAGMA query_only = ON")
     recorded_run.train(0)
     assert not conftest.read(index)
-    assert "the index cannot be written to TMPDIR" in index.runs[0].follower.damage
+    (run,) = overview(index)["runs"]
+    assert run["trouble"].startswith("the index cannot be written: attempt to write a readonly")
+    assert gettempdir() in run["trouble"]
+    assert (run["state"], run["damage"]) == ("running", "")  # the log is whole
+    index._base.execute("PRAGMA query_only = OFF")
+    assert not conftest.read(index)  # what was read in vain is not there
+    recorded_run.log.close()
+    assert overview(index)["runs"][0]["trouble"] == run["trouble"]
 
 
 def test_who_asks_does_not_wait_for_who_reads(

@@ -129,6 +129,7 @@ def test_rollouts_are_asked_for_by_searches_and_staleness(
             for name in ("run", "group", "begin", "most")
         ),
         ("rollout", {"number": "-99999999999999999999"}, "number = '-9"),
+        ("rollouts", {"which": "all"}, "which = 'all': choose one of repeated, empty, malformed, "),
         ("timeline", {"run": "1e9"}, "run = '1e9': give a whole number"),
         ("timeline", {"run": "7"}, "run 7: there is no such run"),
         ("timeline", {"time_from": "nan"}, "time: cannot convert float NaN"),
@@ -156,12 +157,50 @@ def test_curves_and_sentinels_are_of_all_runs(
     (recorded_run.path / FILE_NAME).write_text("\n".join([*lines, '{"torn']))
     index = index_of(recorded_run.path, hostile_run)
     with TestClient(application(index, Following(index), KEY)) as client:
-        told = client.get(f"/{KEY}/api/curves", params={"names": "actor/reward,none"}).json()
+        told = client.post(f"/{KEY}/api/curves", json=["actor/reward", "none"]).json()
         rules = client.get(f"/{KEY}/api/health").json()["rules"]
     assert told["actor/reward"] == [{"steps": [1], "values": [0.5]}, {"steps": [], "values": []}]
     (ess,) = [rule for rule in rules if rule["name"] == "ess"]
     assert ess["runs"][0]["fired"] == [[3, 3], [9, 11]] and ess["runs"][0]["bound"] == 0.8
     assert ess["runs"][0]["steps"] == list(range(12)) and ess["runs"][1]["fired"] == []
+
+
+def test_gauges_are_asked_for_by_any_name(
+    index_of: Callable[..., Index], recorded_run: RecordedRun
+) -> None:
+    names = [letter * 3900 for letter in "éèàùêâûî"] + ["a,b", 'c"\n']
+    recorded_run.report(1, dict.fromkeys(names, 0.5))
+    index = index_of(recorded_run.path)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        known = client.get(f"/{KEY}/api/overview").json()["gauges"]
+        assert {*names} <= {*known}
+        told = client.post(f"/{KEY}/api/curves", json=known).json()
+        assert client.get(f"/{KEY}/api/curves").status_code == 405
+        assert client.post("/api/curves", json=known).status_code == 404
+    assert told == {name: [{"steps": [1], "values": [0.5]}] for name in known}
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "curves: give a JSON list of at most 64 names of gauges"),
+        (b'{"a": 1}', "curves: give a JSON list of at most 64 names"),
+        (b"[1]", "curves: give a JSON list"),
+        (b"[" * 100_000, "curves: give a JSON list"),
+        (b'["\xff"]', "curves: give a JSON list"),
+        (json.dumps(["a"] * 65).encode(), "curves: give a JSON list of at most 64 names"),
+        (b'["' + b"a" * 1_000_000 + b'"]', "curves: more than 1000000 bytes"),
+    ],
+)
+def test_what_is_no_list_of_gauges_is_named(
+    index_of: Callable[..., Index], hostile_run: Path, body: bytes, complaint: str
+) -> None:
+    index = index_of(hostile_run)
+    with TestClient(application(index, Following(index), KEY)) as client:
+        answer = client.post(f"/{KEY}/api/curves", content=body)
+        in_parts = client.post(f"/{KEY}/api/curves", content=iter([body[:9], body[9:]]))
+    assert answer.status_code == 400 and complaint in answer.json()["error"]
+    assert in_parts.json() == answer.json()
 
 
 def test_a_time_is_cut_to_that_of_the_run(asked: Callable[..., Any]) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,6 +89,17 @@ def test_a_file_takes_along_what_the_learner_made_of_tokens(
     assert len(turns) == 8 and all(len(turn["learnt"]["current"]) == 4 for turn in turns)
 
 
+def test_a_link_is_followed_once(
+    recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may lead to another run later."""
+    (latest := tmp_path / "latest").symlink_to(recorded_run.path)
+    monkeypatch.setattr(view, "page", lambda index, _: str([each.path for each in index.runs]))
+    file = tmp_path / "x.html"
+    assert cli.main(["view", str(latest), str(recorded_run.path), "--export", str(file)]) == 0
+    assert file.read_text() == str([recorded_run.path])
+
+
 def test_a_bound_on_pages_that_show_all_is_refused(
     hostile_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +165,40 @@ def test_a_damaged_log_is_told_up_to_there(
     assert "view: told up to here: " in capsys.readouterr().err
     overview = json.loads(Elements((tmp_path / "x.html").read_text()).data)["overview"]
     assert "checksum does not agree" in overview["runs"][0]["damage"]
+
+
+def test_an_index_without_room_is_told(
+    recorded_run: RecordedRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr("scripts.view.spans.keep", full)
+    assert cli.main(["view", str(recorded_run.path), "--export", str(tmp_path / "x.html")]) == 0
+    said = capsys.readouterr().err
+    assert "view: the index cannot be written: database or disk is full: is there room in" in said
+
+
+def test_a_torn_end_is_told_once_the_run_has_ended(
+    recorded_run: RecordedRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever writes it may complete it while the run lives."""
+    recorded_run.train(0)
+    log = recorded_run.path / "events.log"
+    with log.open("r+b") as content:
+        content.truncate(log.stat().st_size - 3)
+    file = tmp_path / "x.html"
+    for ended in (False, True):
+        if ended:
+            recorded_run.log.close()
+        assert cli.main(["view", str(recorded_run.path), "--export", str(file)]) == 0
+        (run,) = json.loads(Elements(file.read_text()).data)["overview"]["runs"]
+        assert ("the file ends inside a record" in run["damage"]) == ended
+        assert ("view: told up to here: " in capsys.readouterr().err) == ended
+        assert run["state"] == ("cut off just now" if ended else "running")
 
 
 @pytest.mark.parametrize(

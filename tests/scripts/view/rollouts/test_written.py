@@ -1,5 +1,6 @@
 """What was written is decoded by a table as the tokenizer itself does it."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,31 @@ def test_the_beginning_of_all_turns_is_taken(tokenizer: Tokenizer) -> None:
     written = Written(tokenizer)
     assert written.text([turn(ids), turn(ids)]) == "kelu vora \nkelu vora "
     assert len(written.text([turn(ids * 9000)] * 3)) == MOST_WRITTEN
+
+
+def test_each_token_has_its_piece(tokenizer: Tokenizer) -> None:
+    """A character stands where its last token does, and together they are what is searched."""
+    written = Written(tokenizer)
+    number = {said: id for id, said in (written._table or {}).items()}
+    ids = [number[bytes([each])] for each in b"a\xc3\xa9\x80\x80\xc3"]
+    assert written.pieces(ids) == ["a", "", "é", "�", "�", "�"]
+    assert written.pieces([10**6, -5]) == ["", ""] and written.pieces([]) == []
+    for many in (ids * 3, tokenizer.encode(HOSTILE, add_special_tokens=False).ids):
+        assert "".join(written.pieces(many)) == written.text([turn(many)])
+
+
+@pytest.mark.parametrize("of_bytes", [True, False])
+def test_what_is_no_text_is_told_at_once(of_bytes: bool) -> None:
+    """What never completes a character is not decoded again with each further token."""
+    letter = "\u0122" if of_bytes else "<0x80>"  # both stand for that byte
+    words = Tokenizer(models.WordLevel({letter: 0, "a": 1}, "a"))
+    words.decoder = decoders.ByteLevel() if of_bytes else decoders.ByteFallback()
+    begun = time.process_time()
+    found = Written(words).pieces([0] * 20_000)
+    assert time.process_time() - begun < 1.0 and len(found) == 20_000
+    assert "".join(found) == "�" * 20_000
+    assert Written(words).pieces([1, 0, 0])[0] == "a"
+    assert "".join(Written(words).pieces([1, 0, 0])) == "a��"
 
 
 def test_other_tokenizers_decode_by_themselves() -> None:
