@@ -54,6 +54,7 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["count"] = page.locator(".table p").inner_text()
     seen["drawn"] = page.locator(".row:not(.head)").count()
     told_apart(page)
+    page.evaluate("document.querySelector('.detail').replaceChildren()")
     page.locator(".view").focus()
     page.keyboard.press("End")  # of rows that were not asked for yet
     page.wait_for_selector(".detail .action")

@@ -96,7 +96,7 @@ def look(playwright: Path) -> Callable[[str], "subprocess.Popen[str]"]:
 def faults() -> dict[str, Any]:
     """All at once by which rollouts are told apart, but for the fate of the group."""
     ids = np.array([5, 6], np.int32)
-    searches = (Search("kelu", (), 0.1, "ok"),) * 2
+    searches = (Search("kelu", (), 0.1, "empty"),) * 2
     turn = Turn(ids, np.zeros(2, np.float32), ids, ids, searches, malformed=True)
     return {"sequences": (TokenSequence(ids, (turn,)),), "stop_reason": StopReason.TURN_LIMIT}
 

@@ -72,7 +72,7 @@ function card(run: source.Run, number: number): HTMLElement {
   const best = Math.max(...run.evaluations.map((each) => each.em), -1);
   const last = run.evaluations.at(-1);
   const facts: [string, string][] = [
-    ["state", run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
+    ["state", !run.state && run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
     ["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)],
     ["exact match", last ? `${short(last.em)} (best ${short(best)})` : "no evaluation yet"],
     ["lasted", lasting(run.last - run.first)],
