@@ -7,6 +7,7 @@
     locked           a file or folder that one process at a time works in
     own_folder       the same for a folder that is made, and removed again where it stays empty
     lines_since      the whole lines of a file that another process appends to
+    latest_s         the latest time that such a line may tell
     decoded          a line, or a file, of JSON that anybody may have written
 
 A draft lies beside what it replaces and is called `NAME.draft`, and a folder that is on its way out
@@ -105,6 +106,13 @@ def lines_since(path: Path, offset: int, most: int = 1 << 20) -> tuple[list[byte
     if not end and len(text) == most:
         return [], offset + most
     return whole.split(b"\n") if end else [], offset + len(whole) + len(end)
+
+
+def latest_s() -> float:
+    """The latest time that a line may tell, in seconds since the epoch: clocks differ by less than
+    a day.
+    """
+    return time.time() + 86_400.0
 
 
 def decoded(text: bytes, kind: type[_Kind]) -> _Kind | None:

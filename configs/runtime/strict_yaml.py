@@ -81,7 +81,8 @@ def _refuse_depth(text: str) -> None:
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > MOST_DEEP:
-            raise Refused(f"line {event.start_mark.line + 1}: {_too_deep()}")
+            line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
+            raise Refused(f"{line}{_too_deep()}")
 
 
 def _too_deep() -> str:

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from configs.runtime.files import decoded, lines_since
+from configs.runtime.files import decoded, latest_s, lines_since
 from weight_sync.protocol import Applied
 
 FILE_NAME = "versions.jsonl"
-LATEST_S = 1e11  # seconds since the epoch
 _log = logging.getLogger(__name__)
 
 
@@ -31,9 +30,9 @@ class Application(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def is_sound(self) -> bool:
-        """True where its times are such as there can be, from the epoch on."""
+        """True where its times are such as there can be, from the epoch to now."""
         lasted = (self.receive_s, self.pause_s)
-        return min(lasted) >= 0 and sum(lasted) <= self.at_s <= LATEST_S
+        return min(lasted) >= 0 and sum(lasted) <= self.at_s <= latest_s()
 
 
 class Applications:

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from configs.runtime.files import decoded, lines_since
+from configs.runtime.files import decoded, latest_s, lines_since
 
 FILE_NAME = "fleet.jsonl"
-LATEST_S = 1e11  # seconds since the epoch: no event is of a later time
 _log = logging.getLogger(__name__)
 
 
@@ -68,7 +67,8 @@ class RestartsSince:
         """Return the restarts since, not all of very many; what is no such line is left out."""
         lines, self._offset = lines_since(self._path, self._offset)
         found = (decoded(line, Restarting) for line in lines)
-        return [each for each in found if each and 0 <= each.at_s <= LATEST_S]
+        latest = latest_s()
+        return [each for each in found if each and 0 <= each.at_s <= latest]
 
 
 def restarts(run_dir: Path) -> list[dict[str, str]]:

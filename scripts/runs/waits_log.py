@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from configs.runtime.files import decoded, lines_since
+from configs.runtime.files import decoded, latest_s, lines_since
 from replay.protocol import Status
 from scripts.runs.waits_file import HELD, MOST_ACTORS, QUEUED, ROOM, VERSION
 
@@ -23,7 +23,6 @@ AT_ONCE = 8  # lines of a look
 BEAT_S = 10.0  # the longest without a line
 LAPSE_S = 20.0  # without a line: what it said before holds no longer
 MOST_AT_ONCE = 1 << 17  # bytes that are read
-LATEST_S = 1e11  # seconds since the epoch
 MOST = 1_000_000  # of a number
 RUNNING, KV_USE, PUBLISHED = "actor/running_requests", "actor/kv_use_max", "sync/published"
 Numbers = tuple[int | None, ...]
@@ -37,7 +36,7 @@ class ActorSample(msgspec.Struct, frozen=True, array_like=True):
     With no actor nothing has changed; with an empty name nothing is known of any.
     """
 
-    at_s: Annotated[float, msgspec.Meta(ge=0, le=LATEST_S)]
+    at_s: Annotated[float, msgspec.Meta(ge=0)]
     actor: str | None = None
     free: _Count | None = None
     behind: _Count | None = None
@@ -141,7 +140,8 @@ class SamplesSince:
         """Return lines that have come since, not all of very many; what is none is left out."""
         lines, self._offset = lines_since(self._path, self._offset, MOST_AT_ONCE)
         found = (decoded(line, ActorSample) for line in lines)
-        return [each for each in found if each]
+        latest = latest_s()
+        return [each for each in found if each and each.at_s <= latest]
 
 
 def _whole(value: float) -> int:

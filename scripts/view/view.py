@@ -91,7 +91,9 @@ def _refuse(options: ViewOptions) -> None:
 
 
 def _require_folder(name: str, file: Path | None) -> None:
-    """Raise ConfigError where there is no folder to write a file in."""
+    """Raise ConfigError where a file cannot be written for want of a folder, or of a name in it."""
+    if file and file.is_dir():
+        raise ConfigError(f"{name} {str(file)!r}: it is a folder: name a file in it")
     if file and not file.resolve().parent.is_dir():
         raise ConfigError(f"{name} {str(file)!r}: there is no such folder to write it in")
 
@@ -158,8 +160,12 @@ def _require(run: Path) -> None:
 
 @contextmanager
 def _index(runs: Sequence[Path]) -> Iterator[Index]:
-    """An index in a file that is removed at the end, also by SIGTERM."""
+    """An index in a file that is removed at the end, also by SIGTERM, or once the terminal is
+    closed.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="forage-view-") as folder:
         index = Index(runs, Path(folder, "index.sqlite"))
         try:

@@ -24,7 +24,7 @@ def test_what_is_noted_is_read_on(tmp_path: Path) -> None:
 def test_what_is_no_line_is_left_out(tmp_path: Path) -> None:
     good = b'[5.0,"actor-0",1,2.0,0.5]\n'
     (tmp_path / FILE_NAME).write_bytes(
-        b'\xff\n[]\n{}\n[-5.0,"a",1,2.0,0.5]\n[1e99,"a",1,2.0,0.5]\n[1.0,"a",1,2.0,0.5]\n'
+        b'\xff\n[]\n{}\n[-5.0,"a",1,2.0,0.5]\n[1e99,"a",1,2.0,0.5]\n[1e11,"a",1,2.0,0.5]\n[1.0,"a",1,2.0,0.5]\n'
         + good
         + good[:9]
     )

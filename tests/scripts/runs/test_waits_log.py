@@ -111,7 +111,8 @@ def test_it_is_read_on_past_what_is_none(
     since = SamplesSince(tmp_path)
     assert len(since.news()) == 2 and since.news() == []
     with (tmp_path / FILE_NAME).open("a") as file:
-        file.write('{}\n[NaN]\n[-1]\n[1e300]\n[1, "a", -1]\n[1, "a", 1e99]\n\n[1000001.0, "acto')
+        file.write("{}\n[NaN]\n[-1]\n[1e300]\n[1086403.0]\n")
+        file.write('[1, "a", -1]\n[1, "a", 1e99]\n\n[1000001.0, "acto')
     assert since.news() == []
     tell(2, {"actor-0": WORKS}, new=True)  # after the torn line
     assert [each.actor for each in since.news()] == ["", "actor-0"]

@@ -308,6 +308,7 @@ def test_restarts_of_retrieval_are_those_that_the_launcher_wrote(
     fleet.write("started", "retrieval_server", 1.0, pid=1)
     fleet.write("restarting", "actor-0", 2.0, cause="died", pause_s=1.0)
     fleet.write("restarting", "retrieval_server", 5.5, cause="died\x1b", pause_s=1.0)
+    fleet.write("restarting", "retrieval_server", 1e11, cause="in 3,000 years", pause_s=1.0)
     index = index_of(run)
     told = "SELECT at, step, said FROM events WHERE kind = 'restart' ORDER BY at"
     assert index.rows(told) == [(5.5, 7, "retrieval_server is started again: died")]

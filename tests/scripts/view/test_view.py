@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
 from html.parser import HTMLParser
@@ -45,9 +46,10 @@ class Elements(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def own_signals() -> object:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for each, handler in before.items():
+        signal.signal(each, handler)
 
 
 def test_a_file_holds_all_and_asks_nobody(
@@ -167,6 +169,23 @@ def test_a_damaged_log_is_told_up_to_there(
     assert "checksum does not agree" in overview["runs"][0]["damage"]
 
 
+def test_a_terminal_that_is_closed_ends_it_and_leaves_nothing(
+    recorded_run: RecordedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not where that is to be ignored, as under nohup."""
+    (place := tmp_path / "place").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    for handler, says in (
+        (signal.SIG_DFL, pytest.raises(KeyboardInterrupt)),
+        (signal.SIG_IGN, nullcontext()),
+    ):
+        signal.signal(signal.SIGHUP, handler)
+        with says, view._index([recorded_run.path]):
+            assert list(place.glob("forage-view-*"))
+            signal.raise_signal(signal.SIGHUP)
+        assert not list(place.iterdir())
+
+
 def test_an_index_without_room_is_told(
     recorded_run: RecordedRun,
     tmp_path: Path,
@@ -208,6 +227,8 @@ def test_a_torn_end_is_told_once_the_run_has_ended(
         ([], 2, "view: name 'RUNS', run directories"),
         (["{run}", "--port", "-1"], 2, "--port -1: at least 0"),
         (["{run}", "--export", "/nowhere/x.html"], 2, "--export '/nowhere/x.html': there is no"),
+        (["{run}", "--export", "{run}"], 2, "': it is a folder: name a file in it"),
+        (["{run}", "--check", "--json", "/tmp"], 2, "--json '/tmp': it is a folder"),
         (["{run}", "--check", "--json", "/nowhere/x.json"], 2, "--json '/nowhere/x.json': there"),
         (["{other}"], 2, "format version 9, this program reads"),
     ],
@@ -231,7 +252,7 @@ def test_bad_input_is_refused_in_a_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_it_serves_until_it_is_told_to_end_and_leaves_nothing(
     make_recorded_run: Callable[..., RecordedRun], tmp_path: Path, how: signal.Signals
 ) -> None:
