@@ -44,6 +44,9 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["events"] = page.locator(".events").first.inner_text()
     seen["damage"] = page.locator(".card .bad[role=alert]").all_inner_texts()
+    seen["parts"] = (
+        page.get_by_text(re.compile(r"actor/reward/\d,é+")).locator("visible=true").count()
+    )
     seen["captions"] = page.locator("figcaption").all_inner_texts()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")

@@ -107,7 +107,8 @@ def served(
 ) -> Iterator[str]:
     """The address of the pages of two runs, and of one whose log is damaged."""
     keep_tokens(recorded_run.path, recorded_run.train(0))
-    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
+    parts = {f"actor/reward/{part},{'é' * 3900}": 0.1 for part in range(8)}
+    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1, **parts})
     recorded_run.append(*[StepsCommitted(1.0, 1, 1)] * 2001)
     for number in range(1000, 1300):
         given = faults() if number == 1000 else {}
@@ -194,6 +195,7 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["late"] == [True] and found["pressed"] == [True] * 3 and found["live"] == ["live"]
     assert found["still_sorted"] == ["ascending", True]
     assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
+    assert found["parts"] == 8
     assert "Exact match, held out: 2 hops" in found["captions"]
     named = [each for each in found["captions"] if each.startswith("Exact match, held out: <scr")]
     assert [each.endswith(KEPT) for each in named] == [False, True]  # hops, and a set
