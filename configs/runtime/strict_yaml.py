@@ -13,6 +13,7 @@ from configs.runtime import libyaml
 
 MOST_CHARS = 1_000_000
 MOST_DEEP = 50  # lists and mappings in each other; libyaml's composer ends the process far deeper
+MOST_VALUES = 100_000  # where each alias is written out
 
 
 class Refused(ValueError):
@@ -66,23 +67,37 @@ def read(text: str) -> Any:
 
 def _read(text: str) -> Any:
     try:
-        _refuse_depth(text)
+        _refuse_excess(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError:
         return yaml.load(text, _Explainer)
 
 
-def _refuse_depth(text: str) -> None:
-    """Raise Refused where a text is nested too deep: its events take no stack."""
-    depth = 0
+def _refuse_excess(text: str) -> None:
+    """Raise Refused where a text is nested too deep, or its aliases make much of it: its events
+    take no stack, and each is there once.
+    """
+    sizes, inside = dict[str, int](), list[tuple[str | None, int]]()  # values, by anchor
     for event in yaml.parse(text, libyaml.SafeLoader):
+        anchor, size = getattr(event, "anchor", None), 1
+        line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
         if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
+            inside.append((anchor, 1))
+            if len(inside) > MOST_DEEP:
+                raise Refused(f"{line}{_too_deep()}")
+            continue
+        if isinstance(event, yaml.AliasEvent):
+            if anchor in [name for name, _ in inside]:
+                raise Refused(f"{line}{anchor!r} contains itself: write it out")
+            size = sizes.get(anchor or "", 1)
         elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MOST_DEEP:
-            line = f"line {event.start_mark.line + 1}: " if event.start_mark else ""
-            raise Refused(f"{line}{_too_deep()}")
+            anchor, size = inside.pop()
+        if anchor:
+            sizes[anchor] = size
+        if inside:
+            inside[-1] = inside[-1][0], inside[-1][1] + size
+        if size > MOST_VALUES:
+            raise Refused(f"{line}with its aliases more than {MOST_VALUES:,} values: write it out")
 
 
 def _too_deep() -> str:

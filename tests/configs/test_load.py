@@ -24,6 +24,7 @@ from configs.schema import LearnerConfig, WeightSyncConfig
 from configs.section import INPUT_PATH
 from configs.sentinels import SentinelsConfig
 
+LAUGHS = "\n".join(f"- &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))
 KL = "kl_coef: 0.1, anchor: ema"
 
 
@@ -183,6 +184,9 @@ def test_missing_file_invalid_yaml_and_duplicate_keys(tmp_path: Path) -> None:
             "line 26: nested more than 50 deep",
         ),
         ("a: b: c\n" + "[" * 100_000, "line 1"),
+        (f"seed:\n- &a0 [x]\n{LAUGHS}", "line 7: with its aliases more than 100,000 values"),
+        ("actors: {engine: &a {x: *a}}", "line 1: 'a' contains itself"),
+        ("seed: [*a]", "not valid YAML .line 1.: found undefined alias"),
         ("seed: 1\n" * 200_000, "more than 1,000,000 characters"),
         ("2020-99-99: 1", "a value cannot be read .month must be in 1..12.: quote it"),
         ("seed: !!timestamp x", "a value cannot be read"),
