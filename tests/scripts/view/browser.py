@@ -8,7 +8,7 @@ import re
 import sys
 from typing import Any
 
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, Route, expect, sync_playwright
 
 PAGES = ("overview", "rollouts", "health", "timeline")
 
@@ -44,17 +44,20 @@ def look(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
     seen["evaluated"] = page.locator("figure").first.inner_text()
     seen["events"] = page.locator(".events").first.inner_text()
     seen["damage"] = page.locator(".card .bad[role=alert]").all_inner_texts()
+    seen["parts"] = (
+        page.get_by_text(re.compile(r"actor/reward/\d,é+")).locator("visible=true").count()
+    )
     seen["captions"] = page.locator("figcaption").all_inner_texts()
     seen["cards"] = page.locator(".card h2").all_inner_texts()
     page.keyboard.press("2")
     page.wait_for_selector(".row:not(.head) span")
     seen["title"] = page.title()
     if wait_for_news:
-        before = page.locator(".table p").inner_text()
-        print("waiting", flush=True)
-        expect(page.locator(".table p")).not_to_have_text(before, timeout=30_000)
+        seen |= late(page) | press(page) | hide(page)
     seen["count"] = page.locator(".table p").inner_text()
     seen["drawn"] = page.locator(".row:not(.head)").count()
+    told_apart(page)
+    page.evaluate("document.querySelector('.detail').replaceChildren()")
     page.locator(".view").focus()
     page.keyboard.press("End")  # of rows that were not asked for yet
     page.wait_for_selector(".detail .action")
@@ -111,7 +114,71 @@ def look_beside(page: Page) -> dict[str, Any]:
     page.wait_for_selector(".row:not(.head) .c-reward")
     page.wait_for_timeout(500)
     rewards = [float(each) for each in page.locator(".row:not(.head) .c-reward").all_inner_texts()]
-    return seen | {"sorted": [way, rewards == sorted(rewards)]}
+    seen["sorted"] = [way, rewards == sorted(rewards)]
+    page.locator("input[name=searches_from]").fill("0")
+    expect(page).to_have_url(re.compile("searches_from=0"))
+    found = page.locator(".row.head .c-reward").get_attribute("aria-sort")
+    return seen | {"still_sorted": [found, "sort=reward" in page.url]}
+
+
+def told_apart(page: Page) -> None:
+    """Ask for each thing by which rollouts are told apart: of all one rollout has them."""
+    count, which = page.locator(".table p"), page.locator("select[name=which]")
+    before = count.inner_text()
+    for each in ("repeated", "empty", "malformed", "limit", "dropped"):
+        which.select_option(each)
+        expect(page).to_have_url(re.compile(f"which={each}"))
+        expect(count).to_have_text("1 rollouts")
+    which.select_option("")
+    expect(count).to_have_text(before)
+
+
+def late(page: Page) -> dict[str, Any]:
+    """Choose a rollout and then another, of which the second's answer comes first."""
+    asked, held = re.compile(r"api/rollout\?"), list[Route]()
+    rows = page.locator(".row:not(.head)")
+    page.route(asked, lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request(asked):
+        rows.nth(4).click()
+    question = rows.nth(5).locator(".c-question").inner_text()
+    rows.nth(5).click()
+    expect(page.locator(".detail h2")).to_have_text(question)
+    with page.expect_response(asked):
+        held[0].continue_()
+    page.unroute(asked)
+    page.wait_for_timeout(300)
+    return {"late": [page.locator(".detail h2").inner_text() == question]}
+
+
+def press(page: Page) -> dict[str, Any]:
+    """Hold a row down over news, and let go."""
+    count, row = page.locator(".table p"), page.locator(".row:not(.head)").nth(6)
+    before = count.inner_text()
+    told = [row.locator(f".c-{each}").inner_text() for each in ("number", "question")]
+    height = row.evaluate("each => each.style.transform")
+    row.hover()
+    page.mouse.down()
+    print("waiting", flush=True)
+    expect(page.locator("#live")).to_have_text("live again once you let go", timeout=30_000)
+    seen = [count.inner_text() == before]
+    page.mouse.up()
+    expect(count).not_to_have_text(before, timeout=30_000)
+    expect(page.locator(".detail h2")).to_have_text(told[1])
+    picked = page.locator(".row.picked")
+    seen += [[picked.locator(".c-number").inner_text()] == told[:1]]
+    return {"pressed": [*seen, picked.evaluate("each => each.style.transform") != height]}
+
+
+def hide(page: Page) -> dict[str, Any]:
+    """Have nobody see the page, and then somebody."""
+    hidden = "{value: true, configurable: true}"
+    change = "document.dispatchEvent(new Event('visibilitychange'))"
+    with page.expect_event("requestfailed", lambda asked: asked.url.endswith("api/live")):
+        page.evaluate(f"Object.defineProperty(document, 'hidden', {hidden}); {change}")
+    page.evaluate("delete document.hidden")
+    with page.expect_request("**/api/live"):
+        page.evaluate(change)
+    return {"live": [page.locator("#live").inner_text()]}
 
 
 MARK = "document.querySelector('main .page').dataset.old = ''"

@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.load import save
@@ -26,8 +27,9 @@ from configs.schema import Config
 from learner.health.sentinels import FILE_NAME as SENTINELS
 from learner.metrics.applications import FILE_NAME as APPLICATIONS
 from replay.log.event_log import EventLog
-from replay.log.records import Leased, Reported, StepsCommitted
+from replay.log.records import GroupDropped, Leased, Reported, StepsCommitted
 from replay.protocol import Status
+from replay.trajectory import Search, StopReason, TokenSequence, Turn
 from scripts.bench.harness import status_bytes
 from scripts.runs.books import Audit
 from scripts.runs.waits_file import WaitsFile
@@ -91,16 +93,27 @@ def look(playwright: Path) -> Callable[[str], "subprocess.Popen[str]"]:
     return started
 
 
+def faults() -> dict[str, Any]:
+    """All at once by which rollouts are told apart, but for the fate of the group."""
+    ids = np.array([5, 6], np.int32)
+    searches = (Search("kelu", (), 0.1, "empty"),) * 2
+    turn = Turn(ids, np.zeros(2, np.float32), ids, ids, searches, malformed=True)
+    return {"sequences": (TokenSequence(ids, (turn,)),), "stop_reason": StopReason.TURN_LIMIT}
+
+
 @pytest.fixture
 def served(
     index_of: Callable[..., Index], recorded_run: RecordedRun, hostile_run: Path
 ) -> Iterator[str]:
     """The address of the pages of two runs, and of one whose log is damaged."""
     keep_tokens(recorded_run.path, recorded_run.train(0))
-    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1})
+    parts = {f"actor/reward/{part},{'é' * 3900}": 0.1 for part in range(8)}
+    recorded_run.report(1, {"actor/reward": 0.5, "learner/loss": 0.1, **parts})
     recorded_run.append(*[StepsCommitted(1.0, 1, 1)] * 2001)
     for number in range(1000, 1300):
-        recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number))
+        given = faults() if number == 1000 else {}
+        recorded_run.append(Leased(1.0, "actor", number, (0,), (0,)), *delivery(number, **given))
+    recorded_run.append(GroupDropped(2.0, 1000, "no_signal"))
     recorded_run.append(Reported(2.0, 1, 1, {"sync/refits": 1.0}))
     save(Config(run_dir=str(recorded_run.path)), recorded_run.path / "config.yaml")
     gauges = [
@@ -179,7 +192,10 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     assert found["kept"] == [True, True, 1, "fired-ess-0"] and found["held"] == 1
     (damage,) = found["damage"]
     assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
+    assert found["late"] == [True] and found["pressed"] == [True] * 3 and found["live"] == ["live"]
+    assert found["still_sorted"] == ["ascending", True]
     assert found["chips"] == ["1 picked", "1 picked"] and found["sorted"] == ["ascending", True]
+    assert found["parts"] == 8
     assert "Exact match, held out: 2 hops" in found["captions"]
     named = [each for each in found["captions"] if each.startswith("Exact match, held out: <scr")]
     assert [each.endswith(KEPT) for each in named] == [False, True]  # hops, and a set
@@ -204,11 +220,14 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
 
 
 def test_so_is_a_file(look: Callable[[str], Any], hostile_run: Path, tmp_path: Path) -> None:
+    with EventLog.open(hostile_run / "events.log") as log:
+        log.append([*delivery(9, **faults()), GroupDropped(2.0, 9, "no_signal")])
+        log.sync()
     file = tmp_path / "pages.html"
     words = ("-m", "scripts.cli", "view", hostile_run, "--export", file)
     run(sys.executable, *words, env=os.environ | {"PYTHONPATH": str(REPOSITORY)})
     found = seen(look(f"file://{file}"))["light"]
-    assert found["cards"] == ["<b>run"] and found["count"] == "3 rollouts" and found["lacks"]
+    assert found["cards"] == ["<b>run"] and found["count"] == "4 rollouts" and found["lacks"]
     for curve in ("EM", "1 hop", "2 hops", KEPT.split()[0]):
         assert curve in found["evaluated"]
 

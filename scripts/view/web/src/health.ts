@@ -34,19 +34,23 @@ function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
     h("p", {}, `Fires where ${rule.gauge} is ${rule.condition}: ${rule.means}.`),
     chart({ title: rule.gauge, lines: [...lines, ...levels], spans, bound: shared }),
     said ? h("p", { class: "soft bound" }, `bound: ${said}`) : null,
-    rule.runs.map((run, number) => (run.fired.length ? caused(rule, run, number, runs) : null)),
+    rule.runs.map((run, number) => (Object.keys(run.asked).length ? caused(rule, run, number, runs) : null)),
     spans.length ? h("p", { class: "soft" }, `What to do: ${rule.remedy}.`) : null,
   );
 }
 
-/** A link to the rollouts of all steps at which a rule fired. */
+/** A link to the rollouts that had a rule fire. */
 function caused(rule: source.Rule, run: source.RuleOfRun, number: number, runs: source.Run[]): HTMLElement {
   const spans = run.fired.slice(-MOST_SPANS);
   const said = spans.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
   const count = spans.reduce((sum, [first, last]) => sum + last - first + 1, 0);
-  const asked = new URLSearchParams({ run: String(number), kind: "train", steps: said.join(",") });
   const steps = count === 1 ? `step ${said[0]}` : `${count.toLocaleString()} steps: ${said.slice(0, MOST_SAID).join(", ")}${said.length > MOST_SAID ? ", …" : ""}`;
-  return h("p", {}, h("a", { id: `fired-${rule.name}-${number}`, href: `#rollouts?${asked}` }, `rollouts of ${steps}${runs.length > 1 ? `, ${runs[number]!.name}` : ""}`));
+  const which = run.asked.which && source.WHICH[run.asked.which]?.said;
+  const words = [
+    `rollouts ${run.asked.steps ? "of" : "under way at"} ${steps}${which ? ` (${which})` : ""}`,
+    ...(runs.length > 1 ? [runs[number]!.name] : []),
+  ].join(", ");
+  return h("p", {}, h("a", { id: `fired-${rule.name}-${number}`, href: `#rollouts?${new URLSearchParams(run.asked)}` }, words));
 }
 
 /** The bound of a rule: one that all runs share, else a dashed level for each that has one; and in words. */

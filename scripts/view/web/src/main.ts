@@ -5,6 +5,7 @@ import { fit, lookAgain, looks } from "./chart";
 import { h } from "./dom";
 import * as health from "./health";
 import * as overview from "./overview";
+import { pressed } from "./press";
 import * as rollouts from "./rollouts";
 import { follow, isFile, type Asked } from "./source";
 import * as timeline from "./timeline";
@@ -24,7 +25,6 @@ let drawing = 0;
 let drawnAt = 0;
 let waiting = 0;
 let held = false; // news that wait until the reader lets go
-let pressed = false;
 let settled = ""; // the id of a select in which a choice was made: it holds news no more
 let served: boolean | null = null; // not known yet
 
@@ -67,7 +67,8 @@ async function draw(live = false): Promise<void> {
 
 function news(): void {
   if (!PAGES[place().name]!.live) {
-    window.dispatchEvent(new Event("news"));
+    hold(pressed());
+    if (!held) window.dispatchEvent(new Event("news"));
     return;
   }
   clearTimeout(waiting);
@@ -82,29 +83,22 @@ function renew(): void {
 /** True while a pointer is down or a field has the focus in which no choice was made: drawn anew, what is done there is lost. */
 function busy(): boolean {
   const at = document.activeElement;
-  return pressed || (main.contains(at) && !!at?.matches("input, select, textarea") && !(at.id && at.id === settled));
+  return pressed() || (main.contains(at) && !!at?.matches("input, select, textarea") && !(at.id && at.id === settled));
 }
 
 function hold(is: boolean): void {
   held = is;
   if (served === null) return;
-  state.textContent = !served ? "the server is gone" : held ? "live again once you leave the field" : "live";
+  const until = pressed() ? "let go" : "leave the field";
+  state.textContent = !served ? "the server is gone" : held ? `live again once you ${until}` : "live";
 }
 
 /** Draws what has waited, when nothing is held any more. */
 function free(): void {
-  if (held && PAGES[place().name]!.live) renew();
+  if (held) (PAGES[place().name]!.live ? renew : news)();
 }
 
-/** A pointer was let go; after a menu of the browser's own nobody says so. */
-function released(): void {
-  pressed = false;
-  window.setTimeout(free);
-}
-
-window.addEventListener("pointerdown", () => { pressed = true; });
-for (const name of ["pointerup", "pointercancel", "contextmenu", "blur"]) window.addEventListener(name, released);
-window.addEventListener("pointermove", (event) => { if (pressed && !event.buttons) released(); });
+window.addEventListener("released", free);
 for (const name of ["pointerdown", "keydown", "focusin"]) main.addEventListener(name, () => { settled = ""; }, true);
 main.addEventListener("change", (event) => {
   settled = (event.target as HTMLElement).id;

@@ -72,7 +72,7 @@ function card(run: source.Run, number: number): HTMLElement {
   const best = Math.max(...run.evaluations.map((each) => each.em), -1);
   const last = run.evaluations.at(-1);
   const facts: [string, string][] = [
-    ["state", run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
+    ["state", !run.state && run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
     ["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)],
     ["exact match", last ? `${short(last.em)} (best ${short(best)})` : "no evaluation yet"],
     ["lasted", lasting(run.last - run.first)],
@@ -86,9 +86,15 @@ function card(run: source.Run, number: number): HTMLElement {
     { class: "card" },
     h("h2", {}, h("span", { class: `swatch s${number % 8}` }), run.name),
     run.damage ? h("p", { class: "bad", role: "alert" }, `Told up to here: ${run.damage}`) : null,
-    run.read < 0.99 * run.size && !run.damage ? h("p", { role: "status" }, `Being read: ${Math.floor((100 * run.read) / run.size)} %`) : null,
+    run.trouble ? h("p", { class: "bad", role: "alert" }, `Not read on: ${run.trouble}`) : null,
+    beingRead(run) ? h("p", { role: "status" }, `Being read: ${Math.floor((100 * run.read) / run.size)} %`) : null,
     h("dl", {}, facts.filter(([, value]) => value).map(([name, value]) => [h("dt", {}, name), h("dd", { title: value }, value)]).flat()),
   );
+}
+
+/** True while a server has much of a run's log before it. */
+function beingRead(run: source.Run): boolean {
+  return run.read < 0.99 * run.size && !run.damage && !run.trouble && !source.isFile;
 }
 
 type Part = [string, (number | null)[]];

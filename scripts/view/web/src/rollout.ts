@@ -4,6 +4,7 @@ import { h, moment, short } from "./dom";
 import * as source from "./source";
 
 const MOST_SPANS = 4000; // tokens of a turn that are elements of their own
+const MOST_OTHERS = 100;
 const TAGS: [RegExp, string][] = [
   [/<think>[^]*?(<\/think>|$)/g, "think"],
   [/<search>[^]*?(<\/search>|$)/g, "search"],
@@ -31,7 +32,7 @@ export async function shown(row: source.Row, open: (row: source.Row) => void): P
     readout,
     h("div", { class: "sequences" }, detail.sequences.map((each) => sequence(each, detail.sequences.length > 1, readout))),
     await others("Siblings", { run: String(row.run), group: String(row.group_id) }, row, open),
-    await others("This question, over time", { run: String(row.run), question: row.question_id, sort: "number", descending: "0" }, row, open),
+    await others("This question, over time", { run: String(row.run), question: row.question_id }, row, open),
   ].filter((each): each is HTMLElement => each !== null);
 }
 
@@ -83,6 +84,9 @@ function sequence(told: source.Detail["sequences"][number], named: boolean, read
     h("details", {}, h("summary", {}, "prompt"), h("pre", { class: "prompt" }, told.prompt)),
     told.turns.map((turn, number) => [
       action(turn, number, readout),
+      turn.tokens.length > MOST_SPANS
+        ? h("p", { class: "none" }, `Only the first ${MOST_SPANS.toLocaleString()} of these ${turn.tokens.length.toLocaleString()} tokens are coloured and have values.`)
+        : null,
       turn.left ? h("p", { class: "none" }, `… (${turn.left.toLocaleString()} more tokens)`) : null,
       turn.searches.length
         ? h("ul", { class: "searches" }, turn.searches.map((each) =>
@@ -109,12 +113,9 @@ function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLEl
   const text = turn.tokens.join("");
   const kinds = kindsOf(text);
   const made = h("pre", { class: "action", "aria-label": `turn ${number + 1}`, tabindex: "0" });
-  if (turn.tokens.length > MOST_SPANS) {
-    made.append(text);
-    return made;
-  }
+  const told = turn.tokens.slice(0, MOST_SPANS);
   let at = 0;
-  turn.tokens.forEach((token, place) => {
+  told.forEach((token, place) => {
     const kind = kinds[Math.max(at, at + token.length - 1)]; // its blank may stand before a tag
     const span = h("span", { class: kind ? `t-${kind}` : undefined, "data-place": place }, token);
     const logprob = turn.logprobs[place] ?? null;
@@ -122,6 +123,7 @@ function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLEl
     made.append(span);
     at += token.length;
   });
+  made.append(text.slice(at));
   let pointed = -1;
   const point = (place: number): void => {
     made.querySelector(".pointed")?.classList.remove("pointed");
@@ -139,7 +141,7 @@ function action(turn: source.Turn, number: number, readout: HTMLElement): HTMLEl
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    point(Math.min(turn.tokens.length - 1, Math.max(0, pointed + by)));
+    point(Math.min(told.length - 1, Math.max(0, pointed + by)));
   });
   return made;
 }
@@ -163,14 +165,15 @@ function kindsOf(text: string): (string | undefined)[] {
   return found;
 }
 
+/** The newest of those that are asked for, in the order in which they came. */
 async function others(title: string, asked: source.Asked, row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement | null> {
-  const found = await source.rollouts(asked, 0, 100);
+  const found = await source.rollouts({ ...asked, sort: "number", descending: "1" }, 0, MOST_OTHERS);
   if (found.count < 2) return null;
   return h(
     "section",
     { class: "others" },
-    h("h3", {}, `${title} (${found.count})`),
-    found.rows.map((each) =>
+    h("h3", {}, `${title} (${found.count > MOST_OTHERS ? `the newest ${MOST_OTHERS} of ` : ""}${found.count.toLocaleString()})`),
+    found.rows.reverse().map((each) =>
       h(
         "button",
         { type: "button", class: `chip${each.number === row.number ? " picked" : ""}`, title: `${each.answer || "no answer"}; ${each.searches} searches; ${each.stop}`, onclick: () => open(each) },

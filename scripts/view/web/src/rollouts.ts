@@ -2,11 +2,13 @@
 
 import { h, short } from "./dom";
 import { clock } from "./lanes";
+import { released } from "./press";
 import { shown } from "./rollout";
 import * as source from "./source";
 
 const ROW = 30; // pixels
 const CHUNK = 100; // rows asked for at once
+const MOST_CHUNKS = 5; // of one answer
 const AHEAD = 10; // rows drawn above and below what is seen
 
 interface Column { key: string; title: string; of: (row: source.Row) => string; sorts?: boolean }
@@ -30,19 +32,26 @@ const COLUMNS: Column[] = [
 export async function page(asked: source.Asked): Promise<HTMLElement> {
   const told = await source.overview();
   const detail = h("section", { class: "detail", "aria-label": "Rollout", tabindex: "-1" });
+  let opened = 0;
   const open = async (row: source.Row): Promise<void> => {
+    const turn = ++opened;
     detail.replaceChildren(h("p", {}, "…"));
-    detail.replaceChildren(...(await shown(row, open)));
+    const made = await shown(row, open);
+    if (turn !== opened) return; // another was chosen meanwhile
+    detail.replaceChildren(...made);
     if (matchMedia("(max-width: 900px)").matches) detail.scrollIntoView();
   };
-  const table = new Table(asked, open);
+  let now = asked;
+  const show = (changed: source.Asked): void => {
+    now = changed;
+    history.replaceState(null, "", `#rollouts?${new URLSearchParams(changed)}`);
+    void table.show(changed);
+  };
+  const table = new Table(asked, open, (order) => show({ ...now, ...order }));
   return h(
     "div",
     { class: "page rollouts" },
-    filters(told, asked, (changed) => {
-      history.replaceState(null, "", `#rollouts?${new URLSearchParams(changed)}`);
-      void table.show(changed);
-    }),
+    filters(told, asked, (given) => show({ ...kept(now), ...given })),
     h("div", { class: "beside" }, table.element, detail),
   );
 }
@@ -63,6 +72,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     told.runs.length > 1 ? select("run", "Run", [["", "all"], ...told.runs.map((run, n): [string, string] => [String(n), run.name])]) : null,
     select("kind", "Kind", [["", "all"], ["train", "train"], ["eval", "evaluation"]]),
     select("stop", "Stop", [["", "all"], ...told.stops.map((each): [string, string] => [each, each])]),
+    select("which", "Which", [["", "all"], ...Object.entries(source.WHICH).map(([each, { said }]): [string, string] => [each, said])]),
     input("steps", "Steps", "text", "31-40,55"),
     input("reward_from", "Reward from", "number"),
     input("reward_to", "to", "number"),
@@ -79,7 +89,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
     clearTimeout(waiting);
     waiting = window.setTimeout(() => {
       const given = [...new FormData(form)].map(([name, value]) => [name, String(value).trim()]);
-      changed({ ...kept(asked), ...Object.fromEntries(given.filter(([, value]) => value)) });
+      changed(Object.fromEntries(given.filter(([, value]) => value)));
     }, 50);
   });
   return form;
@@ -87,7 +97,7 @@ function filters(told: source.Overview, asked: source.Asked, changed: (asked: so
 
 /** What an address asks for beside the filters. */
 function kept(asked: source.Asked): source.Asked {
-  const names = ["group", "actor", "time_from", "time_to"];
+  const names = ["group", "actor", "time_from", "time_to", "sort", "descending"];
   return Object.fromEntries(Object.entries(asked).filter(([name]) => names.includes(name)));
 }
 
@@ -106,47 +116,82 @@ class Table {
   private readonly head = h("div", { class: "row head", role: "row" });
   private readonly rows = h("div", { class: "space", role: "rowgroup" });
   private readonly view = h("div", { class: "view", tabindex: "0", role: "grid", "aria-label": "Rollouts" });
+  private readonly lines = new WeakMap<source.Row, HTMLElement>();
   private chunks = new Map<number, source.Row[]>();
-  private asking = new Map<number, Promise<void>>();
+  private asking = new Map<number, Promise<source.Row[]>>();
   private total = 0;
-  private picked = -1;
+  private picked = ""; // the rollout that is marked
+  private place = -1; // where it stands, as far as is known
+  private picks = 0;
   private asked: source.Asked = {};
   private generation = 0;
+  private due = 0; // the generation whose answer is not there yet
+  private further = false; // news since it was asked for
 
-  constructor(asked: source.Asked, private readonly open: (row: source.Row) => void) {
+  constructor(
+    asked: source.Asked,
+    private readonly open: (row: source.Row) => void,
+    private readonly sorted: (order: source.Asked) => void,
+  ) {
     this.view.append(this.head, this.rows);
     this.element = h("section", { class: "table", "aria-label": "Table" }, this.count, this.view);
-    this.view.addEventListener("scroll", () => void this.draw(), { passive: true });
+    this.view.addEventListener("scroll", () => this.draw(), { passive: true });
     this.view.addEventListener("keydown", (event) => this.key(event));
-    window.addEventListener("news", () => { if (this.element.isConnected) void this.again(); });
-    new ResizeObserver(() => void this.draw()).observe(this.view);
+    const news = (): void => {
+      if (!this.element.isConnected) return window.removeEventListener("news", news);
+      if (this.due) this.further = true;
+      else void this.again(true);
+    };
+    window.addEventListener("news", news);
+    new ResizeObserver(() => this.draw()).observe(this.view);
     void this.show(asked);
   }
 
   /** Shows what is asked for, from the start. */
   async show(asked: source.Asked): Promise<void> {
     this.asked = { sort: "number", descending: "1", ...asked };
-    this.picked = -1;
+    this.place = -1;
     this.view.scrollTop = 0;
     this.header();
-    await this.again();
+    await this.again(false);
   }
 
-  private async again(): Promise<void> {
-    const generation = ++this.generation;
-    const first = Math.floor(this.view.scrollTop / ROW / CHUNK);
+  /** Asks anew for what is seen. Because of news: the answer waits while a pointer is down on a row, and the rollout
+   * that is marked, or the rows that new ones push on, stay where they are, unless the first row is seen.
+   */
+  private async again(news: boolean): Promise<void> {
+    const generation = this.due = ++this.generation;
+    const { first, last } = this.seen();
+    const begin = Math.floor(first / CHUNK);
+    const end = Math.min(Math.ceil(last / CHUNK) + (news ? 1 : 0), begin + MOST_CHUNKS);
     try {
-      const found = await source.rollouts(this.asked, first * CHUNK, CHUNK);
+      const found = await source.rollouts(this.asked, begin * CHUNK, (end - begin) * CHUNK);
+      if (news) await released();
       if (generation !== this.generation) return;
-      this.chunks = new Map([[first, found.rows]]);
+      const newestFirst = this.asked.sort === "number" && this.asked.descending === "1";
+      const pushed = news && newestFirst ? found.count - this.total : 0;
+      const before = this.place;
+      if (before >= 0) this.place += pushed;
+      this.chunks.clear();
       this.asking.clear();
+      for (let chunk = begin; chunk < end; chunk++) {
+        this.take(chunk, found.rows.slice((chunk - begin) * CHUNK, (chunk - begin + 1) * CHUNK));
+      }
       this.total = found.count;
+      this.rows.style.height = `${this.total * ROW}px`;
+      if (news && this.view.scrollTop) this.view.scrollTop += (before < 0 ? pushed : this.place - before) * ROW;
       this.count.textContent = `${found.count.toLocaleString()} rollouts`;
       this.count.classList.remove("bad");
     } catch (error) {
+      if (generation !== this.generation) return;
       this.fault(error);
     }
-    await this.draw();
+    this.due = 0;
+    this.draw();
+    if (this.further) {
+      this.further = false;
+      void this.again(true);
+    }
   }
 
   private header(): void {
@@ -163,7 +208,13 @@ class Table {
 
   private sort(key: string): void {
     const turned = this.asked.sort === key && this.asked.descending === "1";
-    void this.show({ ...this.asked, sort: key, descending: turned ? "0" : "1" });
+    this.sorted({ sort: key, descending: turned ? "0" : "1" });
+  }
+
+  /** The places that are seen, and some above and below. */
+  private seen(): { first: number; last: number } {
+    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - AHEAD);
+    return { first, last: first + Math.ceil((this.view.clientHeight || 600) / ROW) + 2 * AHEAD };
   }
 
   private row(place: number): source.Row | undefined {
@@ -173,25 +224,33 @@ class Table {
     return found?.[place - chunk * CHUNK];
   }
 
-  private ask(chunk: number): Promise<void> {
+  private ask(chunk: number): Promise<source.Row[]> {
     const under = this.asking.get(chunk) ?? this.fetched(chunk);
     this.asking.set(chunk, under);
     return under;
   }
 
-  private async fetched(chunk: number): Promise<void> {
+  private async fetched(chunk: number): Promise<source.Row[]> {
     const generation = this.generation;
     try {
-      const found = await source.rollouts(this.asked, chunk * CHUNK, CHUNK);
-      if (generation !== this.generation) return;
-      this.chunks.set(chunk, found.rows);
+      const { rows } = await source.rollouts(this.asked, chunk * CHUNK, CHUNK);
+      if (generation === this.generation) {
+        this.take(chunk, rows);
+        this.draw();
+      }
+      return rows;
     } catch (error) {
-      this.fault(error);
-      return;
+      if (generation === this.generation) this.fault(error);
+      return [];
     } finally {
       if (generation === this.generation) this.asking.delete(chunk);
     }
-    await this.draw();
+  }
+
+  private take(chunk: number, rows: source.Row[]): void {
+    this.chunks.set(chunk, rows);
+    const place = rows.findIndex((row) => named(row) === this.picked);
+    if (place >= 0) this.place = chunk * CHUNK + place;
   }
 
   private fault(error: unknown): void {
@@ -199,49 +258,72 @@ class Table {
     this.count.classList.add("bad");
   }
 
-  private async draw(): Promise<void> {
-    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - AHEAD);
-    const seen = Math.ceil((this.view.clientHeight || 600) / ROW) + 2 * AHEAD;
-    const last = Math.min(this.total, first + seen);
+  private draw(): void {
+    const { first, last } = this.seen();
     this.rows.style.height = `${this.total * ROW}px`;
     const drawn: HTMLElement[] = [];
-    for (let place = first; place < last; place++) {
+    for (let place = first; place < Math.min(this.total, last); place++) {
       const row = this.row(place);
-      const line = h("div", { class: `row${place === this.picked ? " picked" : ""}`, role: "row", "aria-selected": place === this.picked ? "true" : "false" });
+      const line = row ? this.line(row, place) : h("div", { class: "row", role: "row" });
+      const marked = !!row && named(row) === this.picked;
+      line.classList.toggle("picked", marked);
+      line.setAttribute("aria-selected", String(marked));
       line.style.transform = `translateY(${place * ROW}px)`;
-      if (row) {
-        line.append(...COLUMNS.map((column) => h("span", { role: "gridcell", class: `c-${column.key}` }, column.of(row).slice(0, 300))));
-        line.addEventListener("click", () => this.pick(place));
-      }
       drawn.push(line);
     }
-    this.rows.replaceChildren(...drawn);
+    lay(this.rows, drawn);
   }
 
-  private pick(place: number): void {
-    this.picked = Math.min(Math.max(place, 0), this.total - 1);
-    const top = this.picked * ROW;
+  /** The element of a row, made once. */
+  private line(row: source.Row, place: number): HTMLElement {
+    const cells = (): HTMLElement[] =>
+      COLUMNS.map((column) => h("span", { role: "gridcell", class: `c-${column.key}` }, column.of(row).slice(0, 300)));
+    const made = this.lines.get(row) ?? h("div", { class: "row", role: "row", onclick: () => void this.pick(place) }, cells());
+    this.lines.set(row, made);
+    return made;
+  }
+
+  /** Marks the rollout at a place, and opens it. */
+  private async pick(wanted: number): Promise<void> {
+    if (!this.total) return;
+    const pick = ++this.picks;
+    const place = this.place = Math.min(Math.max(wanted, 0), this.total - 1);
+    const chunk = Math.floor(place / CHUNK);
+    const top = place * ROW;
     const height = this.view.clientHeight - ROW;
     if (top < this.view.scrollTop) this.view.scrollTop = top;
     if (top > this.view.scrollTop + height - ROW) this.view.scrollTop = top - height + ROW;
-    void this.draw();
-    void this.opened(this.picked);
-  }
-
-  private async opened(place: number): Promise<void> {
-    if (!this.row(place)) await this.ask(Math.floor(place / CHUNK));
-    const row = this.row(place);
-    if (row && place === this.picked) this.open(row);
+    this.picked = "";
+    const row = this.row(place) ?? (await this.ask(chunk))[place - chunk * CHUNK];
+    if (!row || pick !== this.picks) return;
+    this.picked = named(row);
+    this.draw();
+    this.open(row);
   }
 
   private key(event: KeyboardEvent): void {
     const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 2);
     const moves: Record<string, number> = { ArrowDown: 1, ArrowUp: -1, j: 1, k: -1, PageDown: page, PageUp: -page };
     const by = moves[event.key];
-    if (by !== undefined) this.pick(this.picked + by);
-    else if (event.key === "Home") this.pick(0);
-    else if (event.key === "End") this.pick(this.total - 1);
+    if (by !== undefined) void this.pick(this.place + by);
+    else if (event.key === "Home") void this.pick(0);
+    else if (event.key === "End") void this.pick(this.total - 1);
     else return;
     event.preventDefault();
   }
+}
+
+/** What tells a rollout from all others. */
+function named(row: source.Row): string {
+  return `${row.run}/${row.number}`;
+}
+
+/** Gives an element its children. Those that stay are not touched: a press on one becomes a click. */
+function lay(under: HTMLElement, wanted: HTMLElement[]): void {
+  const stay = new Set<Element>(wanted);
+  for (const each of [...under.children]) if (!stay.has(each)) each.remove();
+  wanted.forEach((each, place) => {
+    const there = under.children[place];
+    if (there !== each) under.insertBefore(each, there ?? null);
+  });
 }

@@ -12,7 +12,7 @@ export interface Evaluation {
 }
 export interface RunEvent { at: number; step: number; kind: string; said: string }
 export interface Run {
-  name: string; path: string; state: string; damage: string; read: number; size: number;
+  name: string; path: string; state: string; damage: string; trouble: string; read: number; size: number;
   records: number; step: number; steps: number; model: string; objective: string;
   environment: string; stopped: string; first: number; last: number;
   evaluations: Evaluation[]; events: RunEvent[]; happened: number; forecast: [number, number] | null;
@@ -24,6 +24,7 @@ export interface RuleOfRun extends Points {
   bound: number | null;
   action: string;
   fired: [number, number][];
+  asked: Asked; // the address's parameters of the rollouts that caused it; none: it has not fired
 }
 export interface Rule {
   name: string; gauge: string; condition: string; side: string; means: string; remedy: string;
@@ -35,7 +36,16 @@ export interface Row {
   reward: number | null; searches: number; turns: number; tokens: number; malformed: number;
   sequences: number; stop: string; oldest: number; newest: number; step: number | null;
   staleness: number | null; fate: string; gone: number; begun: number; actor: string;
+  repeated: number; empty: number;
 }
+/** What is told apart of rollouts, in words, and by their rows. */
+export const WHICH: Record<string, { said: string; of: (row: Row) => boolean }> = {
+  repeated: { said: "repeated a search", of: (row) => row.repeated > 0 },
+  empty: { said: "a search found nothing", of: (row) => row.empty > 0 },
+  malformed: { said: "a malformed turn", of: (row) => row.malformed > 0 },
+  limit: { said: "ended by a limit", of: (row) => ["turn_limit", "context_limit"].includes(row.stop) },
+  dropped: { said: "dropped without signal", of: (row) => row.fate === "dropped: no_signal" },
+};
 /** What the learner made of each token; its fate is a place in FATES. */
 export interface Learnt {
   current: (number | null)[]; proximal?: (number | null)[]; ratio: (number | null)[];
@@ -80,10 +90,20 @@ const embedded: Embedded | null = text ? (JSON.parse(text) as Embedded) : null;
 export const isFile = embedded !== null;
 
 async function get<T>(path: string, asked: Asked = {}): Promise<T> {
-  const answer = await fetch(`api/${path}?${new URLSearchParams(asked)}`);
-  const value = (await answer.json()) as T & { error?: string };
-  if (!answer.ok) throw new Error(value.error ?? answer.statusText);
-  return value;
+  return told<T>(await fetch(`api/${path}?${new URLSearchParams(asked)}`));
+}
+
+/** What the server has answered; its fault, where it is one. */
+async function told<T>(answer: Response): Promise<T> {
+  const said = await answer.text();
+  if (answer.ok) return JSON.parse(said) as T;
+  let cause = said.slice(0, MOST_CAUSE);
+  try {
+    cause = (JSON.parse(said) as { error: string }).error;
+  } catch {
+    // not the pages' own words, but those of what stands before them
+  }
+  throw new Error(cause || `${answer.status} ${answer.statusText}`);
 }
 
 export async function overview(): Promise<Overview> {
@@ -91,7 +111,9 @@ export async function overview(): Promise<Overview> {
 }
 
 export async function curves(names: string[]): Promise<Curves> {
-  return embedded ? embedded.curves : get<Curves>("curves", { names: names.join(",") });
+  if (embedded) return embedded.curves;
+  const headers = { "Content-Type": "application/json" };
+  return told<Curves>(await fetch("api/curves", { method: "POST", headers, body: JSON.stringify(names) }));
 }
 
 export async function health(): Promise<Rule[]> {
@@ -124,15 +146,25 @@ export async function rollout(run: number, number: number): Promise<Detail> {
   return found;
 }
 
-/** Calls back whenever the runs have gone on; tells whether the server is there. */
+/** Calls back whenever the runs have gone on; tells whether the server is there. A page that nobody sees
+ * lets go of its connection, of which a browser has six in all; seen again, it is told at once.
+ */
 export function follow(news: () => void, there: (is: boolean) => void): void {
   if (embedded) return;
-  const stream = new EventSource("api/live");
-  stream.onopen = () => there(true);
-  stream.onerror = () => there(false);
-  stream.onmessage = () => news();
+  let stream: EventSource | null = null;
+  const listen = (): void => {
+    stream?.close();
+    stream = document.hidden ? null : new EventSource("api/live");
+    if (!stream) return;
+    stream.onopen = () => there(true);
+    stream.onerror = () => there(false);
+    stream.onmessage = () => news();
+  };
+  document.addEventListener("visibilitychange", listen);
+  listen();
 }
 
+const MOST_CAUSE = 300; // characters of a fault
 const MOST_WRITTEN = 20_000; // characters of a rollout that are searched
 const MOST_SPANS = 1000; // of steps
 
@@ -191,11 +223,14 @@ function matching(rows: Row[], asked: Asked): Row[] {
     return value !== null && value >= Number(from || -1e9) && value <= Number(to || 1e9);
   };
   const steps = spans(asked.steps ?? "");
+  const which = asked.which && (Object.hasOwn(WHICH, asked.which) ? WHICH[asked.which] : null);
+  if (which === null) throw new Error(`which = ${JSON.stringify(asked.which!.slice(0, 40))}: choose one of ${Object.keys(WHICH).join(", ")}, or leave it out`);
   const kept = rows.filter(
     (row) =>
       (!asked.run || row.run === Number(asked.run)) &&
       (!asked.kind || row.kind === asked.kind) &&
       (!asked.stop || row.stop === asked.stop) &&
+      (!which || which.of(row)) &&
       (!asked.question || row.question_id === asked.question) &&
       (!asked.group || row.group_id === Number(asked.group)) &&
       (!asked.actor || row.actor === asked.actor) &&
