@@ -21,7 +21,8 @@ def said(record: facts.Record) -> tuple[str, str] | None:
         case facts.ReplayRestarted():
             return "restart", "replay was started again"
         case facts.LearnerResumed():
-            return "restart", f"the learner goes on after step {record.step}"
+            done = f"goes on after step {record.step}" if record.step else "begins"
+            return "restart", f"the learner {done}"
         case facts.ActorJoined():
             return "actor", f"{record.actor_id} has joined"
         case facts.ActorLeft():

@@ -103,11 +103,11 @@ function settings(options: Options, lines: Line[], width: number): uPlot.Options
         dash: line.dashed ? [5, 4] : undefined,
         spanGaps: true,
         points: { show: line.dots ?? false, size: 5 },
-        value: (_: uPlot, value: number | null) => short(value),
+        value: (_: uPlot, value: number | null | undefined) => short(value),
       })),
     ],
     hooks: { drawClear: [(u) => shade(u, options)], draw: [(u) => mark(u, options)] },
-    cursor: { sync: { key: "steps" }, drag: { x: true, y: false } },
+    cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, hover: { skip: [] } }, // no value of another step
   };
 }
 

@@ -7,7 +7,7 @@ import * as health from "./health";
 import * as overview from "./overview";
 import { pressed } from "./press";
 import * as rollouts from "./rollouts";
-import { follow, isFile, type Asked } from "./source";
+import { follow, going, isFile, type Asked } from "./source";
 import * as timeline from "./timeline";
 
 const PAGES: Record<string, { title: string; page: (asked: Asked) => Promise<HTMLElement>; live: boolean }> = {
@@ -90,7 +90,7 @@ function hold(is: boolean): void {
   held = is;
   if (served === null) return;
   const until = pressed() ? "let go" : "leave the field";
-  state.textContent = !served ? "the server is gone" : held ? `live again once you ${until}` : "live";
+  state.textContent = !served ? "the server is gone" : held ? `live again once you ${until}` : going ? "live" : "no run goes on";
 }
 
 /** Draws what has waited, when nothing is held any more. */

@@ -7,7 +7,7 @@ import * as source from "./source";
 interface Panel { title: string; gauges: string[]; parts?: string; ceiling?: number; forecast?: boolean }
 
 const PANELS: Panel[] = [
-  { title: "Reward of rollouts (its parts, dashed)", gauges: ["actor/reward"], parts: "actor/reward/" },
+  { title: "Reward of rollouts since the last batch (its parts over the last 256 of each actor, dashed)", gauges: ["actor/reward"], parts: "actor/reward/" },
   { title: "Searches a rollout", gauges: ["actor/searches_per_rollout"] },
   { title: "Tokens of the policy, a rollout", gauges: ["view/tokens_per_rollout"] },
   { title: "Turns of a rollout", gauges: ["view/turns_per_rollout"] },
@@ -74,7 +74,7 @@ function card(run: source.Run, number: number): HTMLElement {
   const facts: [string, string][] = [
     ["state", !run.state && run.damage ? "damaged log" : run.state + (run.stopped && run.stopped !== run.state ? `: ${run.stopped}` : "")],
     ["step", run.steps ? `${run.step} of ${run.steps}` : String(run.step)],
-    ["exact match", last ? `${short(last.em)} (best ${short(best)})` : "no evaluation yet"],
+    ["exact match", last ? `${short(last.em)} at step ${last.step}, ${last.questions} questions (best ${short(best)})` : "no evaluation yet"],
     ["lasted", lasting(run.last - run.first)],
     ["objective", run.objective],
     ["environment", run.environment],

@@ -14,8 +14,8 @@ const TAGS: [RegExp, string][] = [
 
 let folded = false; // passages
 
-/** The rollout's elements; `open` shows another in its place. */
-export async function shown(row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement[]> {
+/** The rollout's elements; `open` shows another in its place; `run`: the name of its run, if there are several. */
+export async function shown(row: source.Row, open: (row: source.Row) => void, run: string): Promise<HTMLElement[]> {
   let detail: source.Detail;
   try {
     detail = await source.rollout(row.run, row.number);
@@ -26,7 +26,7 @@ export async function shown(row: source.Row, open: (row: source.Row) => void): P
   const readout = h("p", { class: "readout", role: "status" }, "Point at a token, or go through them with Tab: probability, log-probability, version.");
   return [
     head(row),
-    facts(row, detail),
+    facts(row, detail, run),
     detail.lacks ? h("p", { class: "bad" }, detail.lacks) : null,
     legend(),
     readout,
@@ -40,10 +40,11 @@ function head(row: source.Row): HTMLElement {
   return h("h2", { class: "question" }, row.question || row.question_id);
 }
 
-function facts(row: source.Row, detail: source.Detail): HTMLElement {
+function facts(row: source.Row, detail: source.Detail, run: string): HTMLElement {
   const parts = Object.entries(detail.parts).map(([name, value]) => `${name} ${short(value)}`);
   const seconds = Object.entries(detail.timings).map(([name, value]) => `${name} ${short(value)}`);
   const listed: [string, string][] = [
+    ["run", run],
     ["answer", row.answer || "none"],
     ["expected", row.expected],
     ["reward", row.reward === null ? `none: ${detail.cause}` : `${short(row.reward)}${parts.length ? ` (${parts.join(", ")})` : ""}`],
@@ -172,7 +173,7 @@ async function others(title: string, asked: source.Asked, row: source.Row, open:
   return h(
     "section",
     { class: "others" },
-    h("h3", {}, `${title} (${found.count > MOST_OTHERS ? `the newest ${MOST_OTHERS} of ` : ""}${found.count.toLocaleString()})`),
+    h("h3", {}, `${title}, step: reward (${found.count > MOST_OTHERS ? `the newest ${MOST_OTHERS} of ` : ""}${found.count.toLocaleString()})`),
     found.rows.reverse().map((each) =>
       h(
         "button",

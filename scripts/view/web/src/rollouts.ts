@@ -28,15 +28,21 @@ const COLUMNS: Column[] = [
   { key: "answer", title: "answer", of: (row) => row.answer },
 ];
 
+/** The columns; of several runs each row says whose it is. */
+function columns(names: string[]): Column[] {
+  return names.length > 1 ? [{ key: "run", title: "run", of: (row) => names[row.run] ?? "" }, ...COLUMNS] : COLUMNS;
+}
+
 /** The page; `asked`: the filters in its address. */
 export async function page(asked: source.Asked): Promise<HTMLElement> {
   const told = await source.overview();
+  const names = told.runs.map((run) => run.name);
   const detail = h("section", { class: "detail", "aria-label": "Rollout", tabindex: "-1" });
   let opened = 0;
   const open = async (row: source.Row): Promise<void> => {
     const turn = ++opened;
     detail.replaceChildren(h("p", {}, "…"));
-    const made = await shown(row, open);
+    const made = await shown(row, open, names.length > 1 ? names[row.run]! : "");
     if (turn !== opened) return; // another was chosen meanwhile
     detail.replaceChildren(...made);
     if (matchMedia("(max-width: 900px)").matches) detail.scrollIntoView();
@@ -47,7 +53,7 @@ export async function page(asked: source.Asked): Promise<HTMLElement> {
     history.replaceState(null, "", `#rollouts?${new URLSearchParams(changed)}`);
     void table.show(changed);
   };
-  const table = new Table(asked, open, (order) => show({ ...now, ...order }));
+  const table = new Table(asked, columns(names), open, (order) => show({ ...now, ...order }));
   return h(
     "div",
     { class: "page rollouts" },
@@ -130,11 +136,12 @@ class Table {
 
   constructor(
     asked: source.Asked,
+    private readonly columns: Column[],
     private readonly open: (row: source.Row) => void,
     private readonly sorted: (order: source.Asked) => void,
   ) {
     this.view.append(this.head, this.rows);
-    this.element = h("section", { class: "table", "aria-label": "Table" }, this.count, this.view);
+    this.element = h("section", { class: `table${columns.length > COLUMNS.length ? " several" : ""}`, "aria-label": "Table" }, this.count, this.view);
     this.view.addEventListener("scroll", () => this.draw(), { passive: true });
     this.view.addEventListener("keydown", (event) => this.key(event));
     const news = (): void => {
@@ -195,7 +202,7 @@ class Table {
   }
 
   private header(): void {
-    this.head.replaceChildren(...COLUMNS.map((column) => {
+    this.head.replaceChildren(...this.columns.map((column) => {
       const sorted = this.asked.sort === column.key;
       const down = this.asked.descending === "1";
       const cell = h("span", { role: "columnheader", class: `c-${column.key}`, "aria-sort": sorted ? (down ? "descending" : "ascending") : "none" });
@@ -277,7 +284,7 @@ class Table {
   /** The element of a row, made once. */
   private line(row: source.Row, place: number): HTMLElement {
     const cells = (): HTMLElement[] =>
-      COLUMNS.map((column) => h("span", { role: "gridcell", class: `c-${column.key}` }, column.of(row).slice(0, 300)));
+      this.columns.map((column) => h("span", { role: "gridcell", class: `c-${column.key}` }, column.of(row).slice(0, 300)));
     const made = this.lines.get(row) ?? h("div", { class: "row", role: "row", onclick: () => void this.pick(place) }, cells());
     this.lines.set(row, made);
     return made;

@@ -106,8 +106,13 @@ async function told<T>(answer: Response): Promise<T> {
   throw new Error(cause || `${answer.status} ${answer.statusText}`);
 }
 
+/** True where one of the runs was going on when they were last told. */
+export let going = true;
+
 export async function overview(): Promise<Overview> {
-  return embedded ? embedded.overview : get<Overview>("overview");
+  const told = embedded ? embedded.overview : await get<Overview>("overview");
+  going = told.runs.some((run) => run.state === "running");
+  return told;
 }
 
 export async function curves(names: string[]): Promise<Curves> {
