@@ -214,7 +214,7 @@ def show(options: ShowOptions) -> None:
         count += 1
     more = count == options.limit and next(found, None) is not None
     if more and options.step is None:
-        print(f"show: these are the first {count}: --limit N, --step N or --question ID for others")
+        print(f"show: the first {count}; others by --limit N, --step N or --question ID")
     if gone:
         print(f"show: {gone}", file=sys.stderr)
     elif not count:

@@ -115,7 +115,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
         "ORDER BY number DESC LIMIT ?",
         (number, MOST_EVENTS),
     )
-    state, damage = standing(told)
+    state, damage = state_and_damage(told)
     told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
         "name": clean(told.path.resolve().name),
@@ -231,7 +231,7 @@ def _cut(text: str) -> str:
     return text if left <= 0 else f"{text[:MOST_TEXT]}… ({left} more characters)"
 
 
-def standing(told: Told) -> tuple[str, str]:
+def state_and_damage(told: Told) -> tuple[str, str]:
     """The state of a run, and why nothing more of its log is told."""
     if told.follower.damage:
         return "", clean(told.follower.damage)

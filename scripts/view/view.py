@@ -20,7 +20,7 @@ from replay.log.segments import opened, segments
 from scripts.command.options import Options, argument, option
 from scripts.command.terminal import clean, status
 from scripts.runs.log import log_of, reading
-from scripts.view.answers import standing
+from scripts.view.answers import state_and_damage
 from scripts.view.check import browser, check
 from scripts.view.export import page
 from scripts.view.index import Index
@@ -133,7 +133,7 @@ def _catch_up(index: Index, runs: Sequence[Path]) -> None:
 
 def _tell_damage(index: Index) -> None:
     for told in index.runs:
-        _, damage = standing(told)
+        _, damage = state_and_damage(told)
         if damage:
             print(f"view: told up to here: {damage}", file=sys.stderr)
         if told.trouble:

@@ -174,11 +174,11 @@ def test_rollouts_are_shown_without_scores_that_cannot_be_read(
 
 
 def test_whoever_asks_for_a_few_is_told_that_there_are_more(run: RecordedRun, capsys: Any) -> None:
-    more = "show: these are the first 1: --limit N, --step N or --question ID for others\n"
+    more = "show: the first 1; others by --limit N, --step N or --question ID\n"
     assert cli.main(["show", str(run.path), "--limit", "1"]) == 0
     assert capsys.readouterr().out.endswith(more)
     assert cli.main(["show", str(run.path), "--limit", "100"]) == 0
-    assert "these are the first" not in capsys.readouterr().out
+    assert "others by --limit" not in capsys.readouterr().out
 
 
 def test_a_run_that_has_just_begun_has_nothing_to_show(
