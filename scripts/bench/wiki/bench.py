@@ -3,7 +3,8 @@
 For each seed: the chosen start, the run of `forage demo wiki` from there, supervised learning on
 all demonstrations until validation stops rising; then all of them, `no_search` and `rag` on the
 same held-out questions. What is finished is kept in `--out`, in `.cache/wiki` and in `runs`;
-`--minutes` ends a slice, and the same command goes on. Exit code 3: something is left.
+`--minutes` ends a slice, and the same command goes on. Exit code 3: something is left. Seeds may be
+measured on several machines: `--add` takes the file that each leaves.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from configs.load import ConfigError, load
 from configs.runtime.files import write_durably, write_json
 from configs.runtime.process import REPOSITORY, Exit
-from replay.log.event_log import FILE_NAME, read
 from scripts.bench import harness
 from scripts.bench.wiki import figures, goals
 from scripts.bench.wiki.goals import goals_table
+from scripts.bench.wiki.measured import Measured, added, measured_of
 from scripts.bench.wiki.report import draw, tables
-from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, page, reader
+from scripts.bench.wiki.rollouts import page
 from scripts.bench.wiki.run import Slice, work
 from scripts.bench.wiki.seed import (
     METHODS,
@@ -28,17 +31,14 @@ from scripts.bench.wiki.seed import (
     START,
     SUPERVISED,
     TRAINED,
-    TRAINING,
     Seed,
-    code_digest,
 )
 from scripts.bench.wiki.supervised import Schedule
 from scripts.command.options import option, overrides
-from scripts.runs.show import rollouts
 from scripts.setup.overrides import fields_of
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.pipeline import CACHE, check_machine, planned
-from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
+from scripts.wiki.pipeline.settings import CONFIG, WikiOptions, of_run
 from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
@@ -67,7 +67,7 @@ METHOD = {
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
     "goals": "over_…: the low end of trained's interval minus the high end of the other's: above 0 "
     "where they do not overlap; minus_supervised: the paired difference",
-    "code": "a digest of what figures depend on; otherwise: the pieces that other code made, also "
+    "code": "digests of what figures depend on; otherwise: the pieces that other code made, also "
     "in part, or forage demo wiki, which keeps no digest",
     "seconds": "wall, of start and training by their own records, of the rest over all slices",
 }
@@ -93,6 +93,9 @@ class BenchWikiOptions(harness.BenchOptions):
     minutes: float = option(
         "length of a slice: what is under way at its end is ended in order", default=30.0, least=5
     )
+    add: tuple[Path, ...] = option(
+        "seeds measured elsewhere: the measured-….json of their --out", default=(), metavar="FILE"
+    )
     out: Path = option(
         "folder that keeps finished measurements", default=REPOSITORY / "runs" / "bench_wiki"
     )
@@ -108,15 +111,21 @@ class BenchWikiOptions(harness.BenchOptions):
     def wanted(self) -> list[WikiOptions]:
         """The wiki task of each seed."""
         seeds = self.seeds or SEEDS[: 1 if self.quick else None]
-        return [
-            WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
-            for seed in dict.fromkeys(seeds)
-        ]
+        return [self._task(seed) for seed in dict.fromkeys(seeds)]
 
     @property
     def asked(self) -> int:
         """How many held-out questions of each seed."""
         return self.questions or (QUICK_QUESTIONS if self.quick else QUESTIONS)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What all seeds share."""
+        steps = load(CONFIG, of_run(self._task(0))).learner.total_steps
+        return {"steps": steps, "questions": self.asked, "overrides": list(self.overrides)}
+
+    def _task(self, seed: int) -> WikiOptions:
+        return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
 
 
 def bench(options: BenchWikiOptions) -> int:
@@ -135,10 +144,12 @@ def measure(
     """The same, with another start, or another supervised baseline."""
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
     recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
+    elsewhere = added(options.add, options.settings)
+    here = [each for each in options.wanted if each.seed not in elsewhere]
     seeds: list[Seed] = []
     try:
-        check_machine(options.wanted[0])
-        for wanted in options.wanted:
+        for wanted in here:
+            check_machine(wanted)
             report(f"seed {wanted.seed}: files")
             plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
             seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
@@ -146,39 +157,49 @@ def measure(
         work(seeds, time_left, report)
     except WikiError as error:
         failure = harness.BenchError(str(error))
-    present(options, seeds, on | {"load_after": harness.machine()["load"]})
+    on |= {"load_after": harness.machine()["load"]}
+    left = left_of((each.seed for each in here), seeds)
+    present(options, [*kept(options, seeds, on), *elsewhere.values()], left)
     if failure:
         raise failure
     minutes = sum(sum(seed.seconds.values()) for seed in seeds) / 60
     print(f"{minutes:.0f} minutes of work so far, over all slices")
-    if left := left_of(options, seeds):
+    if left:
         print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
     return Exit.STOPPED if left else Exit.DONE
 
 
-def left_of(options: BenchWikiOptions, seeds: Iterable[Seed]) -> list[str]:
+def left_of(wanted: Iterable[int], seeds: Iterable[Seed]) -> list[str]:
     """The pieces that are not there; of a seed that was not come to, its files."""
     left = {seed.number: seed.left for seed in seeds}
-    wanted = (each.seed for each in options.wanted)
     return [f"seed {n}: {piece}" for n in wanted for piece in left.get(n, ["files"])]
 
 
-def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> None:
+def kept(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> list[Measured]:
+    """What these seeds measured, each also in its file of `--out`, once it has any piece."""
+    found = [measured_of(seed, options.settings, on) for seed in seeds]
+    for one, seed in zip(found, seeds, strict=True):
+        if len(one.left) < len(PIECES):
+            path = options.out / f"measured-{one.seed}-{seed.plan.settings_digest}.json"
+            write_durably(path, msgspec.json.encode(one))
+    return found
+
+
+def present(options: BenchWikiOptions, seeds: Sequence[Measured], left: Sequence[str]) -> None:
     """Print and write what there is."""
-    if not any(seed.is_done(piece) for seed in seeds for piece in PIECES):
+    if not any(len(seed.left) < len(PIECES) for seed in seeds):
         return
-    otherwise = [f"seed {seed.number}: {piece}" for seed in seeds for piece in seed.made_otherwise]
-    code = {"digest": code_digest(), "otherwise": otherwise}
+    otherwise = [f"seed {seed.seed}: {piece}" for seed in seeds for piece in seed.otherwise]
+    code = {"digests": sorted({seed.code for seed in seeds}), "otherwise": otherwise}
+    machines = {str(seed.seed): seed.machine for seed in seeds}
     found = summary(seeds)
-    found |= {"left": left_of(options, seeds), "code": code, "machine": on, "method": METHOD}
-    where = ", ".join(f"{name} {value}" for name, value in on.items())
-    steps = ", ".join(str(seed.steps) for seed in seeds if seed.plan.is_trained) or "no"
-    fewer = [f"{s.lacking} fewer than asked of seed {s.number}; " for s in seeds if s.lacking > 0]
-    title = f"held-out questions of {len(seeds)} seeds; {''.join(fewer)}{steps} steps; {where}"
-    harness.finish(options, found, [*tables(found, title), *goals_table(found)], width=190)
+    found |= {"left": [*left], "code": code, "machines": machines, "method": METHOD}
+    harness.finish(options, found, [*tables(found, _title(seeds)), *goals_table(found)], width=190)
     if otherwise:
         print(f"made with other code, or by make wiki with whichever: {', '.join(otherwise)}")
-    shown = [(seed.number, each) for seed in seeds for each in shown_of(seed)]
+    if len(code["digests"]) > 1:
+        print("seeds are of different code: see code in the figures")
+    shown = [(seed.seed, each) for seed in seeds for each in seed.shown]
     if shown:
         write_durably(options.out / "rollouts.md", page(shown))
         write_json(options.out / "rollouts.json", [{"seed": n, **each} for n, each in shown])
@@ -186,61 +207,42 @@ def present(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]
     print(f"plot: {draw(found, options.plot or options.out / 'wiki.png')}")
 
 
-def summary(seeds: Sequence[Seed]) -> dict[str, Any]:
+def summary(seeds: Sequence[Measured]) -> dict[str, Any]:
     """All figures of what is there; None where nothing is."""
     table = {
         name: {
-            how: {(s.number, id): row for s in seeds for id, row in s.rows(name, how).items()}
+            how: {(s.seed, id): each for s in seeds for id, each in s.outcomes[name][how].items()}
             for how in SAMPLINGS
         }
         for name in METHODS
     }
-    facts = {(s.number, id): fact for s in seeds for id, fact in s.facts.items()}
+    facts = {(s.seed, id): fact for s in seeds for id, fact in s.facts.items()}
     hops = {key: str(fact.hops) for key, fact in facts.items()}
     kinds = {key: fact.kind for key, fact in facts.items()}
-    trained = [seed for seed in seeds if seed.is_done(TRAINING)]
     em = {name: figures.per_sampling(of, figures.em, name) for name, of in table.items()}
     difference = figures.differences(table, TRAINED)
     return {
-        "seeds": [seed.number for seed in seeds],
+        "seeds": [seed.seed for seed in seeds],
         "em": em,
         "difference": difference,
         "goals": goals.reached(em, difference),
         "by_hops": figures.grouped(table, hops, sorted(set(hops.values()))),
         "by_kind": figures.grouped(table, kinds, figures.by_frequency(list(kinds.values()))),
-        "curve": {str(seed.number): curve(read(seed.plan.run / FILE_NAME)) for seed in trained},
+        "curve": {str(seed.seed): seed.curve for seed in seeds if seed.curve},
         "behaviour": {
             name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
             for name in (START, SUPERVISED, TRAINED)
         },
-        "models": {str(seed.number): models(seed) for seed in seeds},
-        "seconds": {str(seed.number): seed.seconds for seed in seeds},
+        "models": {str(seed.seed): seed.models for seed in seeds},
+        "seconds": {str(seed.seed): seed.seconds for seed in seeds},
     }
 
 
-def models(seed: Seed) -> dict[str, Any]:
-    """The steps of each model, what each measurement on validation reached; None where it is not
-    there yet.
-    """
-    choice, learnt = seed.choice, seed.learnt
-    tried = {each.steps: each.sampled_em for each in choice.candidates}
-    measured = {each.steps: each.sampled_em for each in learnt.measured}
-    best = learnt.best if seed.is_done(SUPERVISED) else None
-    return {
-        "start": {"steps": choice.chosen, "sampled_em": tried[choice.chosen], "tried": tried}
-        if choice.chosen
-        else None,
-        "supervised": {"steps": best.steps, "sampled_em": best.sampled_em, "measured": measured}
-        if best
-        else None,
-        "trained": seed.steps if seed.plan.is_trained else None,
-    }
-
-
-def shown_of(seed: Seed) -> list[dict[str, Any]]:
-    """The rollouts of a seed before and after; none before its run is there."""
-    if not seed.is_done(TRAINING):
-        return []
-    kinds = ((id, fact.kind) for id, fact in seed.facts.items())
-    words = reader(seed.plan.files.model)
-    return before_and_after(rollouts(seed.plan.run), first_of_each(kinds), seed.steps, words)
+def _title(seeds: Sequence[Measured]) -> str:
+    machines = dict.fromkeys(
+        ", ".join(f"{name} {value}" for name, value in seed.machine.items()) for seed in seeds
+    )
+    steps = ", ".join(str(seed.steps) for seed in seeds if seed.steps) or "no"
+    fewer = [f"{s.lacking} fewer than asked of seed {s.seed}; " for s in seeds if s.lacking > 0]
+    where = "; ".join(machines)
+    return f"held-out questions of {len(seeds)} seeds; {''.join(fewer)}{steps} steps; {where}"

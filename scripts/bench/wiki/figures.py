@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from scripts.bench.wiki.measured import Outcome
 from scripts.evaluation.bootstrap import interval, resampled_means
-from scripts.evaluation.rows import Row
 
 Key = tuple[int, str]  # seed, question
-Rows = Mapping[Key, Row]
+Rows = Mapping[Key, Outcome]
 Table = Mapping[str, Mapping[str, Rows]]  # by method, greedy or sampled
 Figures = dict[str, Any]
 
@@ -52,17 +52,17 @@ def behaviour(rows: Rows) -> Figures | None:
     """What rollouts did that ended; None of none. `malformed` is a share of the turns, and
     `answered` of the rollouts.
     """
-    ended = [row for row in rows.values() if not row.failure]
-    queries = [search.query for row in ended for search in row.searches]
-    turns = sum(row.turns for row in ended)
+    ended = [row for row in rows.values() if row.ended]
     if not ended:
         return None
+    searches, turns = sum(row.searches for row in ended), sum(row.turns for row in ended)
+    words = sum(row.query_words for row in ended)
     return {
-        "searches": round(fmean(len(row.searches) for row in ended), 3),
-        "words_per_query": round(fmean(len(q.split()) for q in queries), 2) if queries else None,
+        "searches": round(searches / len(ended), 3),
+        "words_per_query": round(words / searches, 2) if searches else None,
         "malformed": round(sum(row.malformed for row in ended) / max(1, turns), 4),
         "action_tokens": round(fmean(row.action_tokens for row in ended), 1),
-        "answered": round(fmean(row.answer is not None for row in ended), 4),
+        "answered": round(fmean(row.answered for row in ended), 4),
     }
 
 

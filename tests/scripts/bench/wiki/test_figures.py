@@ -6,23 +6,17 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from replay.trajectory import Search
 from scripts.bench.wiki import figures
 from scripts.bench.wiki.figures import Key
-from scripts.evaluation.rows import Row
+from scripts.bench.wiki.measured import Outcome
 
 KINDS = ("origin", "older")
 
 
-def row(id: str, em: float, **changed: object) -> Row:
-    known = {"searches": (), "turns": 1, "answer": "x"} | changed
-    return Row(set="asked", id=id, environment="e", sample=0, question="?", gold=(), em=em, **known)  # type: ignore[arg-type]
-
-
-def rows(chance: float, seeds: int = 3, questions: int = 40) -> dict[Key, Row]:
+def rows(chance: float, seeds: int = 3, questions: int = 40) -> dict[Key, Outcome]:
     drawn = random.Random(chance)
     keys = [(seed, f"q{n}") for seed in range(seeds) for n in range(questions)]
-    return {(seed, id): row(id, float(drawn.random() < chance)) for seed, id in keys}
+    return {key: Outcome(float(drawn.random() < chance)) for key in keys}
 
 
 def resampled(values: list[float]) -> tuple[float, float]:
@@ -82,11 +76,10 @@ def test_differences_are_from_every_other_method() -> None:
 
 
 def test_behaviour_counts_what_rollouts_did() -> None:
-    searches = [Search(query, (), 0.1, "ok") for query in ("capital of Peru", "Lima")]
     rolled = {
-        (0, "a"): row("a", 1.0, searches=tuple(searches), turns=3, action_tokens=60),
-        (0, "b"): row("b", 0.0, turns=2, malformed=1, action_tokens=30, answer=None),
-        (0, "c"): row("c", 0.0, failure="TimeoutError: late", turns=0, answer=None),
+        (0, "a"): Outcome(1.0, turns=3, action_tokens=60, searches=2, query_words=4),
+        (0, "b"): Outcome(0.0, answered=False, turns=2, malformed=1, action_tokens=30),
+        (0, "c"): Outcome(0.0, ended=False, answered=False, turns=0),
     }
     assert figures.behaviour(rolled) == {
         "searches": 1.0,  # of the two that ended

@@ -1,6 +1,7 @@
 """The wiki benchmark's pieces: in slices, gone on with, reported; then a tiny one for real."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import pytest
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench.wiki import bench as benching
+from scripts.bench.wiki import measured as measuring
 from scripts.bench.wiki import seed as seeding
-from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
+from scripts.bench.wiki.bench import BenchWikiOptions, kept, left_of, present, summary
+from scripts.bench.wiki.measured import added, measured_of
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
 from scripts.wiki.packages import WikiError
@@ -29,6 +32,7 @@ ALL = 2 + 1 + 2 * 3 + 8  # start, training, three supervised measurements, evalu
 def room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine and a disk that will do."""
     monkeypatch.setattr(seeding, "check_run", lambda plan: None)
+    monkeypatch.setattr(measuring, "reader", lambda model: str)  # their models are none
 
 
 def whole(commands: Commands, minutes: float = 30.0) -> Slice:
@@ -139,19 +143,18 @@ def test_a_model_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_what_there_is_is_reported_and_what_is_left_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benching, "shown_of", lambda seed: [])  # its model is none
     file = tmp_path / "figures.json"
     options = BenchWikiOptions(out=tmp_path, json=file, seeds=(0, 1))
     seeds = [seed(tmp_path, number) for number in (0, 1)]
-    present(options, seeds, {"cores": 2})
-    assert not file.exists()  # nothing yet
+    present(options, kept(options, seeds, {"cores": 2}), left_of((0, 1), seeds))
+    assert not file.exists() and not [*tmp_path.glob("measured-*")]  # nothing yet
     work([seeds[0]], whole(Commands()), print)
-    present(options, seeds, {"cores": 2})
+    present(options, kept(options, seeds, {"cores": 2}), left_of((0, 1), seeds))
     found = json.loads(file.read_text())
-    assert found["left"] == left_of(options, seeds) and found["left"][0] == "seed 1: start"
-    assert left_of(options, seeds[:1]) == ["seed 1: files"]  # it was not come to
+    assert found["left"] == left_of((0, 1), seeds) and found["left"][0] == "seed 1: start"
+    assert left_of((0, 1), seeds[:1]) == ["seed 1: files"]  # it was not come to
     assert found["em"].keys() == METHODS.keys()
     assert found["em"]["trained"]["greedy"]["by_seed"] == {"0": 0.5}
     assert found["difference"]["rag"]["sampled"]["questions"] == 4
@@ -193,19 +196,52 @@ def test_pieces_of_other_code_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_fewer_questions_than_asked_are_in_the_title(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(benching, "shown_of", lambda seed: [])
     one = seed(tmp_path, questions=9)
     work([one], whole(Commands()), print)
-    present(BenchWikiOptions(out=tmp_path), [one], {"cores": 2})
+    options = BenchWikiOptions(out=tmp_path)
+    present(options, kept(options, [one], {"cores": 2}), [])
     assert "3 fewer than asked of seed 0; 2 steps" in capsys.readouterr().out
 
 
 def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
-    found = summary([seed(tmp_path)])
+    found = summary([measured_of(seed(tmp_path), {}, {})])
     assert found["em"]["trained"] == {"greedy": None, "sampled": None}
     assert found["behaviour"]["start"]["greedy"] is None and found["models"]["0"]["trained"] is None
+
+
+def test_a_seed_measured_elsewhere_is_taken_from_its_file(tmp_path: Path) -> None:
+    both, file = BenchWikiOptions(out=tmp_path / "both"), tmp_path / "figures.json"
+    seeds = [seed(tmp_path, number) for number in (0, 1)]
+    work(seeds, whole(Commands()), print)
+    together = kept(both, seeds, {"cores": 2})
+    files = [*sorted((tmp_path / "both").glob("measured-*.json"))]
+    assert len(files) == 2
+    alone = BenchWikiOptions(out=tmp_path / "one", json=file, seeds=(1,), add=(files[0],))
+    elsewhere = added(alone.add, alone.settings)
+    assert [*elsewhere] == [0]
+    assert summary([*elsewhere.values(), together[1]]) == summary(together)
+    file.parent.joinpath("one").mkdir()
+    present(alone, [*elsewhere.values(), together[1]], [])
+    assert json.loads(file.read_text())["machines"] == {"0": {"cores": 2}, "1": {"cores": 2}}
+
+
+def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
+    options = BenchWikiOptions(out=tmp_path)
+    one, begun = seed(tmp_path), seed(tmp_path, 1)
+    work([one], whole(Commands()), print)
+    work([begun], whole(Commands(ends_at=4)), print)
+    kept(options, [one, begun], {})
+    whole_one, in_part = sorted(tmp_path.glob("measured-*.json"))
+    for files, settings, said in (
+        ((in_part,), options.settings, "supervised is left: finish it where it was begun"),
+        ((whole_one, whole_one), options.settings, "seed 0 is there twice: drop one"),
+        ((whole_one,), {"steps": 80}, "steps 36 there, 80 here: give the same"),
+        ((tmp_path / "none.json",), {}, "none.json': no measured-….json of this benchmark: "),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            added(files, settings)
 
 
 @pytest.mark.parametrize(

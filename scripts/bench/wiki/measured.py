@@ -1,0 +1,149 @@
+"""What one seed measured, as one small file: all that its figures need, without its models.
+
+It lies in `--out` as `measured-SEED-SETTINGS.json`; `--add` takes it on another machine.
+"""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from configs.load import ConfigError
+from replay.log.event_log import FILE_NAME, read
+from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, reader
+from scripts.bench.wiki.seed import (
+    METHODS,
+    SAMPLINGS,
+    START,
+    SUPERVISED,
+    TRAINED,
+    TRAINING,
+    Fact,
+    Seed,
+    code_digest,
+)
+from scripts.evaluation.rows import Row
+from scripts.runs.show import rollouts
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """What one rollout came to. `ended` False: it failed, and the rest says nothing."""
+
+    em: float
+    ended: bool = True
+    answered: bool = True
+    turns: int = 1
+    malformed: int = 0  # turns
+    action_tokens: int = 0
+    searches: int = 0
+    query_words: int = 0  # of all searches
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """One seed. `settings`: what other seeds must share; `left`: the pieces that are not there;
+    `otherwise`: those that other code than `code` made; `lacking`: how many questions its file has
+    less than was asked for.
+    """
+
+    seed: int
+    settings: dict[str, Any]
+    machine: dict[str, Any]
+    code: str
+    left: list[str]
+    otherwise: list[str]
+    lacking: int
+    steps: int
+    facts: dict[str, Fact]
+    outcomes: dict[str, dict[str, dict[str, Outcome]]]  # by method, sampling, question
+    curve: dict[str, Any] | None
+    models: dict[str, Any]
+    seconds: dict[str, float]
+    shown: list[dict[str, Any]]
+
+
+def outcome_of(row: Row) -> Outcome:
+    """What a row of an evaluation came to."""
+    return Outcome(
+        em=row.em,
+        ended=not row.failure,
+        answered=row.answer is not None,
+        turns=row.turns,
+        malformed=row.malformed,
+        action_tokens=row.action_tokens,
+        searches=len(row.searches),
+        query_words=sum(len(search.query.split()) for search in row.searches),
+    )
+
+
+def measured_of(seed: Seed, settings: dict[str, Any], machine: dict[str, Any]) -> Measured:
+    """All that is there of a seed."""
+    trained = seed.is_done(TRAINING)
+    return Measured(
+        seed=seed.number,
+        settings=settings,
+        machine=machine,
+        code=code_digest(),
+        left=seed.left,
+        otherwise=seed.made_otherwise,
+        lacking=seed.lacking,
+        steps=seed.steps if trained else 0,
+        facts=seed.facts,
+        outcomes={
+            name: {
+                how: {id: outcome_of(row) for id, row in seed.rows(name, how).items()}
+                for how in SAMPLINGS
+            }
+            for name in METHODS
+        },
+        curve=curve(read(seed.plan.run / FILE_NAME)) if trained else None,
+        models=_models(seed),
+        seconds=seed.seconds,
+        shown=_shown(seed) if trained else [],
+    )
+
+
+def added(paths: Iterable[Path], settings: Mapping[str, Any]) -> dict[int, Measured]:
+    """The seeds of these files. Raises ConfigError for one that cannot stand beside the others."""
+    found: dict[int, Measured] = {}
+    for path in paths:
+        named = f"--add {str(path)!r}"
+        try:
+            one = msgspec.json.decode(path.read_bytes(), type=Measured)
+        except (OSError, msgspec.DecodeError) as error:
+            raise ConfigError(f"{named}: no measured-….json of this benchmark: {error}") from error
+        if one.left:
+            raise ConfigError(f"{named}: {one.left[0]} is left: finish it where it was begun")
+        if one.seed in found:
+            raise ConfigError(f"{named}: seed {one.seed} is there twice: drop one of the files")
+        for name, ours in settings.items():
+            if (theirs := one.settings.get(name)) != ours:
+                raise ConfigError(f"{named}: {name} {theirs} there, {ours} here: give the same")
+        found[one.seed] = one
+    return found
+
+
+def _models(seed: Seed) -> dict[str, Any]:
+    """The steps of each model, what each measurement on validation reached; None where it is not
+    there yet.
+    """
+    choice, learnt = seed.choice, seed.learnt
+    tried = {str(each.steps): each.sampled_em for each in choice.candidates}
+    measured = {str(each.steps): each.sampled_em for each in learnt.measured}
+    best = learnt.best if seed.is_done(SUPERVISED) else None
+    return {
+        START: {"steps": choice.chosen, "sampled_em": tried[str(choice.chosen)], "tried": tried}
+        if choice.chosen
+        else None,
+        SUPERVISED: {"steps": best.steps, "sampled_em": best.sampled_em, "measured": measured}
+        if best
+        else None,
+        TRAINED: seed.steps if seed.plan.is_trained else None,
+    }
+
+
+def _shown(seed: Seed) -> list[dict[str, Any]]:
+    """The rollouts before and after."""
+    kinds = ((id, fact.kind) for id, fact in seed.facts.items())
+    words = reader(seed.plan.files.model)
+    return before_and_after(rollouts(seed.plan.run), first_of_each(kinds), seed.steps, words)
