@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from replay.log.records import EvaluationFinished, Record, Reported, Sampled
 from replay.log.segments import exists, segments
 from replay.protocol import LogError
 from scripts.command.options import Options, argument, option
-from scripts.command.terminal import awaited, clean, complain
+from scripts.command.terminal import Split, awaited, clean, complain
 from scripts.runs.log import log_of, reading
 from scripts.setup.resolve import run_config
 
@@ -28,6 +29,7 @@ RUNS = Path("runs")
 SUMMARY = "summary.json"
 LOCKS = Path("/proc/locks")
 WIDEST = 30  # of a value in the table
+BEFORE = 8  # characters that are shown of what values have in common
 _OF_ONE = ("run_dir", "keys", "retrieval.port")  # every run has others
 
 
@@ -72,7 +74,7 @@ def runs(options: RunsOptions) -> None:
         raise ConfigError(
             f"no run with an event log in {str(RUNS.resolve())!r}: name directories of runs"
         )
-    lines = [told(run) for run in chosen]
+    lines = [told(run, name) for run, name in zip(chosen, names_of(chosen), strict=True)]
     console = Console(highlight=False)
     console.print(_table(lines))
     differing = differences(chosen) if len(options.runs) > 1 else {}
@@ -96,10 +98,22 @@ def _written(run: Path) -> float:
     return max(each.path.stat().st_mtime for each in segments(run / FILE_NAME))
 
 
-def told(run: Path) -> Line:
+def names_of(chosen: Sequence[Path]) -> list[str]:
+    """What runs are called: the shortest end of its path that no other of them has."""
+    parts = [run.resolve().parts for run in chosen]
+
+    def name(mine: tuple[str, ...]) -> str:
+        others = [each for each in parts if each != mine]
+        ends = (n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others))
+        return "/".join(mine[-next(ends, len(mine)) :])
+
+    return [name(each) for each in parts]
+
+
+def told(run: Path, name: str) -> Line:
     """Fold a run's log. Raises ConfigError where it is none."""
     log = log_of(run)
-    line = Line(run.resolve().name, state_of(run))
+    line = Line(name, state_of(run))
     first = last = 0.0
     try:
         for record in awaited(read(log), reading(log)):
@@ -161,17 +175,29 @@ def _table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def _differences(lines: Sequence[Line], differing: dict[str, list[Any]]) -> Table:
+def _differences(lines: Sequence[Line], differing: dict[str, list[Any]]) -> Split:
     names = [clean(line.name) for line in lines]
     table = Table("field", *names, box=None, pad_edge=False, header_style="bold")
     for name, values in differing.items():
-        table.add_row(name, *map(_shown, values))
-    return table
+        table.add_row(name, *shown_apart([_text(value) for value in values]))
+    return Split(table)
 
 
-def _shown(value: Any) -> str:
-    text = clean(value if isinstance(value, str) and value.isprintable() else repr(value))
-    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+def shown_apart(texts: Sequence[str]) -> list[str]:
+    """Texts without much of what they have in common, cut where those that differ still do."""
+    if max(map(len, texts)) <= WIDEST:
+        return list(texts)
+    same = sum(
+        1 for _ in takewhile(lambda letters: len({*letters}) == 1, zip(*texts, strict=False))
+    )
+    first = max(0, same - BEFORE)
+    parts = [f"{'…' * (first > 0)}{text[first:]}" for text in texts]
+    cut = [part if len(part) <= WIDEST else f"{part[: WIDEST - 1]}…" for part in parts]
+    return cut if len({*cut}) == len({*texts}) else list(texts)
+
+
+def _text(value: Any) -> str:
+    return clean(value if isinstance(value, str) and value.isprintable() else repr(value))
 
 
 def _drawn(lines: Sequence[Line], path: Path) -> Path:

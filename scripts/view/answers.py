@@ -19,7 +19,7 @@ from replay.codec import decode_trajectory
 from replay.protocol import ReplayError
 from replay.trajectory import TokenSequence, Trajectory, Turn
 from scripts.command.terminal import clean
-from scripts.runs.runs import state_of
+from scripts.runs.runs import names_of, state_of
 from scripts.view.following import payload_of
 from scripts.view.index import Index, Told
 from scripts.view.rollouts.passages import Passages
@@ -37,7 +37,8 @@ MOST_STEPS = 5000  # of a curve: longer ones are thinned
 
 def overview(index: Index) -> dict[str, Any]:
     """All runs: what they are, where they stand, evaluations, events, and the gauges they have."""
-    runs = [_run(index, number, told) for number, told in enumerate(index.runs)]
+    names = names_of([told.path for told in index.runs])
+    runs = [_run(index, number, name) for number, name in enumerate(names)]
     gauges, stops = index.known()
     return {"runs": runs, "gauges": gauges, "stops": stops}
 
@@ -105,7 +106,8 @@ def rollout(index: Index, run: int, number: int) -> dict[str, Any]:
     }
 
 
-def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
+def _run(index: Index, number: int, name: str) -> dict[str, Any]:
+    told = index.runs[number]
     follower, config = told.follower, config_of(told.path)
     evaluations = index.rows(
         "SELECT step, at, result FROM evaluations WHERE run = ? ORDER BY step", (number,)
@@ -118,7 +120,7 @@ def _run(index: Index, number: int, told: Told) -> dict[str, Any]:
     state, damage = state_and_damage(told)
     told_of = "SELECT count(*) FROM events WHERE run = ? AND kind != 'group'"
     return {
-        "name": clean(told.path.resolve().name),
+        "name": clean(name),
         "path": clean(str(told.path)),
         "state": state,
         "damage": damage,

@@ -1,6 +1,7 @@
 """All pages in one file, with what they show: it asks nobody for anything."""
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.load import ConfigError
@@ -9,12 +10,13 @@ from scripts.view import answers
 from scripts.view.health import health
 from scripts.view.index import Index
 from scripts.view.rollouts.wanted import Wanted
-from scripts.view.server import BUILT, MOST_ROWS
+from scripts.view.server import BUILT, MOST_ROWS, rollouts
 from scripts.view.timeline import MOST_BINS_IN_ALL, timeline
 
 _MOST_BINS_IN_ALL = (
     4 * MOST_BINS_IN_ALL
 )  # of a timeline: it can be looked at closer without a server
+OF_A_RULE = 20  # rollouts of what had a sentinel fire
 _SCRIPT = '<script type="module" crossorigin src="./app.js"></script>'
 _STYLE = '<link rel="stylesheet" crossorigin href="./app.css">'
 _POLICY = (
@@ -45,11 +47,9 @@ def page(index: Index, most: int) -> str:
 
 def _shown(index: Index, most: int) -> dict[str, Any]:
     """What the pages may ask for."""
-    overview = answers.overview(index)
-    count, rows = index.rollouts(Wanted(), 0, 0)
-    while len(rows) < min(most, count):
-        _, further = index.rollouts(Wanted(), len(rows), min(MOST_ROWS, most - len(rows)))
-        rows += further
+    overview, held = answers.overview(index), health(index)
+    count, _ = index.rollouts(Wanted(), 0, 0)
+    rows = _chosen(index, most, [run["asked"] for rule in held["rules"] for run in rule["runs"]])
     details = {}
     for row in rows:
         try:
@@ -60,7 +60,7 @@ def _shown(index: Index, most: int) -> dict[str, Any]:
     return {
         "overview": overview,
         "curves": answers.curves(index, overview["gauges"]),
-        "health": health(index),
+        "health": held,
         "timelines": [
             timeline(index, run, None, None, most=_MOST_BINS_IN_ALL)
             for run in range(len(index.runs))
@@ -68,3 +68,19 @@ def _shown(index: Index, most: int) -> dict[str, Any]:
         "rollouts": {"count": count, "rows": rows},
         "details": details,
     }
+
+
+def _chosen(index: Index, most: int, causes: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """As many rollouts, the newest of each run alike, and some of those that had sentinels fire."""
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    runs = len(index.runs)
+    for run in range(runs):
+        share = most // runs + (run < most % runs)
+        for begin in range(0, share, MOST_ROWS):
+            _, rows = index.rollouts(Wanted(run=run), begin, min(MOST_ROWS, share - begin))
+            found |= {(run, row["number"]): row for row in rows}
+    for asked in causes:
+        if asked and most:
+            rows = rollouts(index, {**asked, "most": str(OF_A_RULE)})["rows"]
+            found |= {(row["run"], row["number"]): row for row in rows}
+    return list(found.values())

@@ -81,7 +81,7 @@ def _asked(index: Index, number: int, name: str, run: _Run) -> dict[str, str]:
         return {}
     asked = {"run": str(number), "kind": "train"}
     if name == "no_signal" and (run.config or Config()).replay.drop_no_signal:
-        begun, ended = _times(index, number, fired[0][0], fired[-1][1])
+        begun, ended = _times(index, number, *fired[-1])
         return asked | {"time_from": begun, "time_to": ended, "which": "dropped"}
     steps = ",".join(f"{a}-{b}" if a < b else f"{a}" for a, b in fired[-MOST_SPANS:])
     return asked | {"steps": steps} | ({"which": _WHICH[name]} if name in _WHICH else {})

@@ -52,6 +52,7 @@ CREATE INDEX by_number ON rollouts (run, number);
 CREATE INDEX by_group ON rollouts (run, group_id);
 CREATE INDEX by_question ON rollouts (run, question_id);
 CREATE INDEX by_step ON rollouts (run, step);
+CREATE INDEX by_arrival ON rollouts (at);
 CREATE INDEX by_time ON rollouts (run, at, begun, actor);
 CREATE TABLE gauges (run INTEGER, name TEXT, step INTEGER, value REAL,
     PRIMARY KEY (run, name, step)) WITHOUT ROWID;
@@ -205,7 +206,7 @@ class Index:
     def rollouts(self, wanted: Wanted, begin: int, most: int) -> tuple[int, list[dict[str, Any]]]:
         """Return how many rollouts are wanted, and some of them."""
         where, values = wanted.condition(self._texts.holding)
-        order = wanted.order()
+        order = wanted.order(len(self.runs))
         count = self.rows(f"SELECT count(*) FROM rollouts WHERE {where}", values)[0][0]
         chosen = f"SELECT rowid FROM rollouts WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
         found = self.rows(  # of wide rows those alone are sorted that are shown

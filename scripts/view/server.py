@@ -54,24 +54,39 @@ _HEADERS = {
 
 
 class Following(threading.Thread):
-    """Keeps an index up to date; `version` counts what was new. `leaving`: pages are let go."""
+    """Keeps an index up to date; `version` counts what was new, also the end of a run. `leaving`:
+    pages are let go.
+    """
 
     def __init__(self, index: Index) -> None:
         super().__init__(name="index", daemon=True)
         self._index, self._over = index, threading.Event()
         self.version, self.leaving = 0, False
+        self._states = self._look()
 
     def run(self) -> None:
         """Look again and again until it is stopped."""
         while not self._over.is_set():
-            if self._index.catch_up(self._over):
+            changed = self._index.catch_up(self._over)
+            before, self._states = self._states, self._look()
+            if changed or self._states != before:
                 self.version += 1
             self._over.wait(EVERY_S)
+
+    @property
+    def going(self) -> bool:
+        """True where one of the runs goes on."""
+        return "running" in self._states
 
     def stop(self) -> None:
         """End it."""
         self._over.set()
         self.join()
+
+    def _look(self) -> list[str]:
+        """The state of each run, without how long ago it was cut off."""
+        states = (answers.state_and_damage(run)[0] for run in self._index.runs)
+        return [state.partition(" off ")[0] for state in states]
 
 
 class Server(uvicorn.Server):
@@ -235,14 +250,18 @@ def listener(port: int) -> socket.socket:
 
 async def _news(request: Request, following: Following) -> AsyncIterator[str]:
     """A line for the page whenever something was new."""
+
+    def told() -> str:
+        return f'data: {{"version": {seen}, "going": {str(following.going).lower()}}}\n\n'
+
     seen, silent_s = following.version, 0.0
-    yield f"data: {seen}\n\n"
+    yield told()
     while not (following.leaving or await request.is_disconnected()):
         await asyncio.sleep(EVERY_S / 2)
         silent_s += EVERY_S / 2
         if following.version != seen:
             seen, silent_s = following.version, 0.0
-            yield f"data: {seen}\n\n"
+            yield told()
         elif silent_s >= _BEAT_S:
             silent_s = 0.0
             yield ": nothing new\n\n"

@@ -36,7 +36,10 @@ class ViewOptions(Options):
     port: int = option("listen there on the loopback; 0: a free one", default=0, least=0)
     export: Path | None = option("write all pages into one file, and end", metavar="FILE.html")
     rollouts: int | None = option(
-        f"with --export: so many of the newest, of all runs ({_NEWEST})", metavar="N", least=0
+        f"with --export: so many of the newest, of all runs ({_NEWEST}); besides, some of those "
+        "that had sentinels fire",
+        metavar="N",
+        least=0,
     )
     check: bool = option(
         "open every page in a headless browser, say what was wrong, and end", default=False

@@ -88,11 +88,15 @@ class Wanted:
             values.append(holding(self.text))
         return " AND ".join(parts), values
 
-    def order(self) -> str:
-        """What a statement orders by."""
+    def order(self, runs: int) -> str:
+        """What a statement orders by; `runs`: how many there are. Records of several are told in
+        the order in which they came.
+        """
         way = "DESC" if self.descending else "ASC"
         sort = self.sort if self.sort in SORTED_BY else "number"
-        return f"rowid {way}" if sort == "number" else f"{sort} {way} NULLS LAST, rowid DESC"
+        if sort != "number":
+            return f"{sort} {way} NULLS LAST, rowid DESC"
+        return f"at {way}, rowid {way}" if runs > 1 and self.run < 0 else f"rowid {way}"
 
 
 def steps_of(text: str) -> Spans:

@@ -71,6 +71,34 @@ def test_what_differs_is_told_by_field(made: Made, tmp_path: Path) -> None:
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_of_one_name_are_told_apart(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = [made("a/run"), made("b/run"), made("c")]
+    assert runs.names_of(chosen) == ["a/run", "b/run", "c"]
+    assert runs.names_of([chosen[0], chosen[0]]) == ["run", "run"]  # one and the same
+    assert cli.main(["runs", *map(str, chosen)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == [
+        "a/run", "b/run", "c",
+    ]  # fmt: skip
+
+
+LONG = "/data/shared/models/Qwen2.5-0.5B-Instruct-warm-"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (["1e-06", "2e-06"], ["1e-06", "2e-06"]),
+        ([f"{LONG}a", f"{LONG}b"], ["…ct-warm-a", "…ct-warm-b"]),
+        ([f"{LONG}a", "gpt2"], [f"{LONG[:29]}…", "gpt2"]),
+        ([f"{LONG}a", "gpt2", f"{LONG}b"], [f"{LONG}a", "gpt2", f"{LONG}b"]),
+        ([f"{LONG}a{'x' * 99}", f"{LONG}b"], [f"…ct-warm-a{'x' * 19}…", "…ct-warm-b"]),
+        ([LONG, LONG[:40]], [f"…{LONG[32:]}", f"…{LONG[32:40]}"]),
+    ],
+)
+def test_values_that_differ_are_shown_different(values: list[str], shown: list[str]) -> None:
+    assert runs.shown_apart(values) == shown
+
+
 def test_all_of_a_folder_come_newest_first(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -182,6 +182,7 @@ def hide(page: Page) -> dict[str, Any]:
 
 
 MARK = "document.querySelector('main .page').dataset.old = ''"
+SELECT = "getSelection().selectAllChildren(document.querySelector('main p'))"
 DRAWING = "document.querySelector('.rule canvas').toDataURL()"
 
 
@@ -207,6 +208,17 @@ def hold(page: Page, url: str) -> dict[str, Any]:
     seen: dict[str, Any] = {"kept": [whole != zoomed, page.evaluate(DRAWING) == zoomed]}
     seen["kept"] += [page.locator(".rule .u-series.u-off").count()]
     seen["kept"] += [page.evaluate("document.activeElement.id")]
+    page.locator("nav a").nth(1).focus()
+    page.evaluate(MARK)
+    print("waiting", flush=True)
+    page.wait_for_selector("main .page:not([data-old])")
+    seen["kept"] += [page.evaluate("document.activeElement.innerText")]
+    page.evaluate(SELECT)
+    page.evaluate(MARK)
+    print("waiting", flush=True)
+    expect(page.locator("#live")).to_have_text("live again once you select no text")
+    page.evaluate("getSelection().removeAllRanges()")
+    page.wait_for_selector("main .page:not([data-old])")
     page.goto(f"{url}#overview")
     page.locator("#gauge").focus()
     page.evaluate(MARK)

@@ -64,8 +64,11 @@ def test_the_rollouts_that_are_shown_are_those_that_had_a_rule_fire(
     assert of_rule(index, "repeated_queries")["asked"] == steps | {"which": "repeated"}
     assert of_rule(index, "truncation")["asked"] == steps | {"which": "limit"}
     assert of_rule(index, "malformed")["asked"] == {}
-    dropped = asked | {"time_from": "1.000", "time_to": "30.000", "which": "dropped"}
-    assert of_rule(index, "no_signal")["asked"] == dropped  # of step 5 nothing is reported
+    dropped = asked | {"time_from": "30.000", "time_to": "30.000", "which": "dropped"}
+    assert of_rule(index, "no_signal")["asked"] == dropped  # when it last fired; 5 is not reported
+    noted(recorded_run.path, [Noted(step, {}, ("no_signal",)) for step in (2, 3)])
+    earlier = {"time_from": "10.000", "time_to": "30.000"}
+    assert of_rule(index, "no_signal")["asked"] == dropped | earlier
     noted(recorded_run.path, [Noted(step, {}, ("ess",)) for step in range(0, 4000, 2)])
     spans = of_rule(index, "ess")["asked"]["steps"].split(",")
     assert len(spans) == 1000 and spans[-1] == "3998"

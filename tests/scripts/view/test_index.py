@@ -111,6 +111,30 @@ def test_rollouts_are_selected_and_sorted(index_of: Callable[..., Index], run: P
     assert index.rollouts(Wanted(), 1, 2)[1][0]["group_id"] == 4
 
 
+def test_records_of_several_runs_are_told_as_they_came(
+    index_of: Callable[..., Index], tmp_path: Path
+) -> None:
+    """Whichever is named first, and with both at once."""
+    runs = [tmp_path / name for name in ("newer", "older")]
+    for run, begun in zip(runs, (3.0, 2.0), strict=True):
+        run.mkdir()
+        with EventLog.create(run / "events.log") as log:
+            for number in (1, 2):
+                opened, delivered = delivery(number)
+                assert isinstance(delivered, Delivered)
+                at = begun + 4.0 * (number - 1)
+                log.append([opened, msgspec.structs.replace(delivered, now=at)])
+            log.sync()
+    index = index_of(*runs)
+
+    def order(**wanted: Any) -> list[tuple[int, int]]:
+        return [(row["run"], row["group_id"]) for row in index.rollouts(Wanted(**wanted), 0, 9)[1]]
+
+    assert order(descending=False) == [(1, 1), (0, 1), (1, 2), (0, 2)]
+    assert order() == [(0, 2), (1, 2), (0, 1), (1, 1)]
+    assert order(run=1) == [(1, 2), (1, 1)]
+
+
 def test_rollouts_are_selected_by_what_went_wrong(
     index_of: Callable[..., Index], run: Path, tmp_path: Path
 ) -> None:

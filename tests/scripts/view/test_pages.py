@@ -179,17 +179,18 @@ def test_the_pages_are_used_live_by_mouse_and_keyboard(
     look: Callable[[str], Any], served: str, recorded_run: RecordedRun
 ) -> None:
     browser = look(served)
-    for step in (1, 2, 3):  # news, while something is held
+    for step in range(1, 6):  # news, while something is held
         assert browser.stdout.readline() == "waiting\n"
         recorded_run.append(StepsCommitted(1.5, 1, step))
     assert browser.stdout.readline() == "waiting\n"
+    recorded_run.now = 2.1  # after all others
     recorded_run.train(1)
     assert browser.stdout.readline() == "waiting\n"
     recorded_run.append(StepsCommitted(2.5, 1, 1))
     told = Status((), (), {}, {"actor": {"retrieval/in_flight": 2.0}}, "", "")
     WaitsFile(recorded_run.path).tell(told, {})
     found = seen(browser)["light"]
-    assert found["kept"] == [True, True, 1, "fired-ess-0"] and found["held"] == 1
+    assert found["kept"] == [True, True, 1, "fired-ess-0", "Rollouts"] and found["held"] == 1
     (damage,) = found["damage"]
     assert re.match(r"Told up to here: .*torn.events\.log: offset \d+: ", damage)
     assert found["late"] == [True] and found["pressed"] == [True] * 3 and found["live"] == ["live"]

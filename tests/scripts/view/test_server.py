@@ -418,12 +418,19 @@ async def heard(following: Following, run: RecordedRun) -> None:
             return False
 
     news = _news(Page(), following)  # type: ignore[arg-type]
-    assert await anext(news) == "data: 0\n\n"
+    assert await anext(news) == 'data: {"version": 0, "going": true}\n\n'
     waiting = asyncio.ensure_future(anext(news))
     await asyncio.sleep(0.2)
     assert not waiting.done()
     run.train(0)
-    assert await asyncio.wait_for(waiting, 10) == f"data: {following.version}\n\n"
+    said = json.loads((await asyncio.wait_for(waiting, 10)).removeprefix("data: "))
+    assert said == {"version": following.version, "going": True}
+    run.log.close()  # its process has ended, and wrote nothing more
+    said = json.loads((await asyncio.wait_for(anext(news), 10)).removeprefix("data: "))
+    assert said["going"] is False
+    summary = run.path / "summary.json"  # it comes after the last record
+    summary.write_text('{"status": "finished"}')
+    await asyncio.wait_for(anext(news), 10)
 
 
 def test_a_port_that_is_taken_is_named() -> None:

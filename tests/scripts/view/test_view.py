@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from html.parser import HTMLParser
@@ -18,6 +19,7 @@ from urllib.request import urlopen
 import pytest
 
 from configs.runtime.process import REPOSITORY
+from learner.health.sentinels import FILE_NAME as SENTINELS
 from scripts import cli
 from scripts.view import view
 from tests.scripts.conftest import RecordedRun
@@ -89,6 +91,24 @@ def test_a_file_takes_along_what_the_learner_made_of_tokens(
              if row["step"] == 1]  # fmt: skip
     turns = [turn for each in shown for turn in each["sequences"][0]["turns"]]
     assert len(turns) == 8 and all(len(turn["learnt"]["current"]) == 4 for turn in turns)
+
+
+def test_a_file_has_rollouts_of_each_run_and_those_that_sentinels_lead_to(
+    hostile_run: Path, recorded_run: RecordedRun, tmp_path: Path
+) -> None:
+    for step in range(3):
+        recorded_run.train(step)
+    line = {"step": 1, "gauges": {}, "fired": ["ess"]}
+    (recorded_run.path / SENTINELS).write_text(json.dumps(line) + "\n")
+    words = ["view", str(hostile_run), str(recorded_run.path), "--rollouts", "3", "--export"]
+    file = tmp_path / "pages.html"
+    assert cli.main([*words, str(file)]) == 0
+    found = json.loads(Elements(file.read_text()).data)["rollouts"]
+    of_runs = Counter(row["run"] for row in found["rows"])
+    of_step = [row for row in found["rows"] if row["run"] == 1 and row["step"] == 1]
+    assert of_runs == {0: 2, 1: 1 + 4} and len(of_step) == 4 and found["count"] > 7
+    assert cli.main([*words[:4], "0", "--export", str(file)]) == 0
+    assert json.loads(Elements(file.read_text()).data)["rollouts"]["rows"] == []
 
 
 def test_a_link_is_followed_once(

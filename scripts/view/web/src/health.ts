@@ -41,13 +41,13 @@ function card(rule: source.Rule, runs: source.Run[]): HTMLElement {
 
 /** A link to the rollouts that had a rule fire. */
 function caused(rule: source.Rule, run: source.RuleOfRun, number: number, runs: source.Run[]): HTMLElement {
-  const spans = run.fired.slice(-MOST_SPANS);
+  const spans = run.fired.slice(run.asked.steps ? -MOST_SPANS : -1); // of a time: the last
   const said = spans.map(([first, last]) => (first === last ? `${first}` : `${first}-${last}`));
   const count = spans.reduce((sum, [first, last]) => sum + last - first + 1, 0);
   const steps = count === 1 ? `step ${said[0]}` : `${count.toLocaleString()} steps: ${said.slice(0, MOST_SAID).join(", ")}${said.length > MOST_SAID ? ", …" : ""}`;
   const which = run.asked.which && source.WHICH[run.asked.which]?.said;
   const words = [
-    `rollouts ${run.asked.steps ? "of" : "under way at"} ${steps}${which ? ` (${which})` : ""}`,
+    `rollouts ${run.asked.steps ? "of" : "under way when it last fired, at"} ${steps}${which ? ` (${which})` : ""}`,
     ...(runs.length > 1 ? [runs[number]!.name] : []),
   ].join(", ");
   return h("p", {}, h("a", { id: `fired-${rule.name}-${number}`, href: `#rollouts?${new URLSearchParams(run.asked)}` }, words));

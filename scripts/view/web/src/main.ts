@@ -37,8 +37,10 @@ function place(): { name: string; asked: Asked } {
 async function draw(live = false): Promise<void> {
   const generation = ++drawing;
   const { name, asked } = place();
-  nav.replaceChildren(...Object.entries(PAGES).map(([each, { title }], n) =>
-    h("a", { href: `#${each}`, "aria-current": each === name ? "page" : undefined, title: `${title} (${n + 1})` }, title)));
+  for (const each of nav.children) {
+    if (each.getAttribute("href") === `#${name}`) each.setAttribute("aria-current", "page");
+    else each.removeAttribute("aria-current");
+  }
   document.title = `Forage: ${PAGES[name]!.title}`;
   let made: HTMLElement;
   try {
@@ -80,16 +82,24 @@ function renew(): void {
   else void draw(true);
 }
 
-/** True while a pointer is down or a field has the focus in which no choice was made: drawn anew, what is done there is lost. */
+/** True where text of the page is selected. */
+function selected(): boolean {
+  const found = getSelection();
+  return !!found && !found.isCollapsed && main.contains(found.anchorNode);
+}
+
+/** True while a pointer is down, text is selected, or a field has the focus in which no choice was made: drawn anew, what
+ * is done there is lost.
+ */
 function busy(): boolean {
   const at = document.activeElement;
-  return pressed() || (main.contains(at) && !!at?.matches("input, select, textarea") && !(at.id && at.id === settled));
+  return pressed() || selected() || (main.contains(at) && !!at?.matches("input, select, textarea") && !(at.id && at.id === settled));
 }
 
 function hold(is: boolean): void {
   held = is;
   if (served === null) return;
-  const until = pressed() ? "let go" : "leave the field";
+  const until = pressed() ? "let go" : selected() ? "select no text" : "leave the field";
   state.textContent = !served ? "the server is gone" : held ? `live again once you ${until}` : going ? "live" : "no run goes on";
 }
 
@@ -98,7 +108,10 @@ function free(): void {
   if (held) (PAGES[place().name]!.live ? renew : news)();
 }
 
+nav.replaceChildren(...Object.entries(PAGES).map(([name, { title }], n) =>
+  h("a", { href: `#${name}`, title: `${title} (${n + 1})` }, title)));
 window.addEventListener("released", free);
+document.addEventListener("selectionchange", () => { if (!selected()) free(); });
 for (const name of ["pointerdown", "keydown", "focusin"]) main.addEventListener(name, () => { settled = ""; }, true);
 main.addEventListener("change", (event) => {
   settled = (event.target as HTMLElement).id;

@@ -84,7 +84,7 @@ function card(run: source.Run, number: number): HTMLElement {
   return h(
     "article",
     { class: "card" },
-    h("h2", {}, h("span", { class: `swatch s${number % 8}` }), run.name),
+    h("h2", { title: run.path }, h("span", { class: `swatch s${number % 8}` }), run.name),
     run.damage ? h("p", { class: "bad", role: "alert" }, `Told up to here: ${run.damage}`) : null,
     run.trouble ? h("p", { class: "bad", role: "alert" }, `Not read on: ${run.trouble}`) : null,
     beingRead(run) ? h("p", { role: "status" }, `Being read: ${Math.floor((100 * run.read) / run.size)} %`) : null,

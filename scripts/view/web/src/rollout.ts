@@ -169,11 +169,11 @@ function kindsOf(text: string): (string | undefined)[] {
 /** The newest of those that are asked for, in the order in which they came. */
 async function others(title: string, asked: source.Asked, row: source.Row, open: (row: source.Row) => void): Promise<HTMLElement | null> {
   const found = await source.rollouts({ ...asked, sort: "number", descending: "1" }, 0, MOST_OTHERS);
-  if (found.count < 2) return null;
+  if (found.count < 2 && !source.extract()) return null;
   return h(
     "section",
     { class: "others" },
-    h("h3", {}, `${title}, step: reward (${found.count > MOST_OTHERS ? `the newest ${MOST_OTHERS} of ` : ""}${found.count.toLocaleString()})`),
+    h("h3", {}, `${title}, step: reward (${found.count > MOST_OTHERS ? `the newest ${MOST_OTHERS} of ` : ""}${found.count.toLocaleString()}${source.extract() ? " in this file" : ""})`),
     found.rows.reverse().map((each) =>
       h(
         "button",

@@ -187,7 +187,7 @@ class Table {
       this.total = found.count;
       this.rows.style.height = `${this.total * ROW}px`;
       if (news && this.view.scrollTop) this.view.scrollTop += (before < 0 ? pushed : this.place - before) * ROW;
-      this.count.textContent = `${found.count.toLocaleString()} rollouts`;
+      this.count.textContent = [`${found.count.toLocaleString()} rollouts`, source.extract()].filter(Boolean).join(" ");
       this.count.classList.remove("bad");
     } catch (error) {
       if (generation !== this.generation) return;

@@ -106,13 +106,11 @@ async function told<T>(answer: Response): Promise<T> {
   throw new Error(cause || `${answer.status} ${answer.statusText}`);
 }
 
-/** True where one of the runs was going on when they were last told. */
+/** True where one of the runs was going on when there were news. */
 export let going = true;
 
 export async function overview(): Promise<Overview> {
-  const told = embedded ? embedded.overview : await get<Overview>("overview");
-  going = told.runs.some((run) => run.state === "running");
-  return told;
+  return embedded ? embedded.overview : get<Overview>("overview");
 }
 
 export async function curves(names: string[]): Promise<Curves> {
@@ -134,6 +132,12 @@ export async function timeline(run: number, time: { from: number; to: number } |
 /** Who waits for whom now; nothing of a run that has ended, and in a file. */
 export async function waits(run: number): Promise<Waits> {
   return embedded ? { at: null, unseen: 0, lines: [] } : get<Waits>("waits", { run: String(run) });
+}
+
+/** Of a file that has some of the rollouts: how many, in words. */
+export function extract(): string {
+  const [held, all] = [embedded?.rollouts.rows.length ?? 0, embedded?.rollouts.count ?? 0];
+  return held < all ? `of the ${held.toLocaleString()} in this file; the runs have ${all.toLocaleString()}` : "";
 }
 
 export async function rollouts(asked: Asked, begin: number, most: number): Promise<Rows> {
@@ -163,7 +167,10 @@ export function follow(news: () => void, there: (is: boolean) => void): void {
     if (!stream) return;
     stream.onopen = () => there(true);
     stream.onerror = () => there(false);
-    stream.onmessage = () => news();
+    stream.onmessage = (event: MessageEvent<string>) => {
+      going = (JSON.parse(event.data) as { going: boolean }).going;
+      news();
+    };
   };
   document.addEventListener("visibilitychange", listen);
   listen();
@@ -247,7 +254,9 @@ function matching(rows: Row[], asked: Asked): Row[] {
       within(row.staleness, "staleness") &&
       [row.question, row.expected, row.answer, ...texts(row)].join("\n").toLowerCase().includes(words),
   );
-  const by = (asked.sort || "number") as keyof Row;
+  const asked_by = (asked.sort || "number") as keyof Row;
+  const several = !asked.run && embedded!.overview.runs.length > 1;
+  const by = asked_by === "number" && several ? "at" : asked_by; // records of several runs: as they came
   const sign = asked.descending === "0" ? 1 : -1;
   return kept.sort((one, other) => {
     const [a, b] = [one[by], other[by]];
