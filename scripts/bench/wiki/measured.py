@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 
 from configs.load import ConfigError
+from configs.runtime.files import write_durably
 from replay.log.event_log import FILE_NAME, read
 from scripts.bench.wiki.rollouts import before_and_after, curve, first_of_each, reader
 from scripts.bench.wiki.seed import (
     METHODS,
+    PIECES,
     SAMPLINGS,
     START,
     SUPERVISED,
@@ -76,9 +78,24 @@ def outcome_of(row: Row) -> Outcome:
     )
 
 
-def measured_of(seed: Seed, settings: dict[str, Any], machine: dict[str, Any]) -> Measured:
-    """All that is there of a seed."""
+def measured_of(
+    seed: Seed, out: Path, settings: dict[str, Any], machine: dict[str, Any]
+) -> Measured:
+    """All that is there of a seed; as `out` has it where nothing came to it since. Raises
+    WikiError.
+    """
     trained = seed.is_done(TRAINING)
+    outcomes = {
+        name: {
+            how: {id: outcome_of(row) for id, row in seed.rows(name, how).items()}
+            for how in SAMPLINGS
+        }
+        for name in METHODS
+    }
+    there = path(out, seed)
+    kept = _read(there) if there.exists() else None
+    if kept and (kept.left, kept.settings, kept.outcomes) == (seed.left, settings, outcomes):
+        return kept
     return Measured(
         seed=seed.number,
         settings=settings,
@@ -89,13 +106,7 @@ def measured_of(seed: Seed, settings: dict[str, Any], machine: dict[str, Any]) -
         lacking=seed.lacking,
         steps=seed.steps if trained else 0,
         facts=seed.facts,
-        outcomes={
-            name: {
-                how: {id: outcome_of(row) for id, row in seed.rows(name, how).items()}
-                for how in SAMPLINGS
-            }
-            for name in METHODS
-        },
+        outcomes=outcomes,
         curve=curve(read(seed.plan.run / FILE_NAME)) if trained else None,
         models=_models(seed),
         seconds=seed.seconds,
@@ -103,15 +114,28 @@ def measured_of(seed: Seed, settings: dict[str, Any], machine: dict[str, Any]) -
     )
 
 
+def keep(measured: Measured, out: Path, seed: Seed) -> None:
+    """Write it, once any of its pieces is there."""
+    if len(measured.left) < len(PIECES):
+        write_durably(path(out, seed), msgspec.json.encode(measured))
+
+
+def path(out: Path, seed: Seed) -> Path:
+    """The file of a seed."""
+    return out / f"measured-{seed.number}-{seed.plan.settings_digest}.json"
+
+
 def added(paths: Iterable[Path], settings: Mapping[str, Any]) -> dict[int, Measured]:
     """The seeds of these files. Raises ConfigError for one that cannot stand beside the others."""
     found: dict[int, Measured] = {}
-    for path in paths:
-        named = f"--add {str(path)!r}"
+    for each in paths:
+        named = f"--add {str(each)!r}"
         try:
-            one = msgspec.json.decode(path.read_bytes(), type=Measured)
-        except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError(f"{named}: no measured-….json of this benchmark: {error}") from error
+            one = _read(each)
+        except OSError as error:
+            raise ConfigError(f"{named}: {error.strerror}") from error
+        if one is None:
+            raise ConfigError(f"{named}: no measured-….json of this version")
         if one.left:
             raise ConfigError(f"{named}: {one.left[0]} is left: finish it where it was begun")
         if one.seed in found:
@@ -121,6 +145,18 @@ def added(paths: Iterable[Path], settings: Mapping[str, Any]) -> dict[int, Measu
                 raise ConfigError(f"{named}: {name} {theirs} there, {ours} here: give the same")
         found[one.seed] = one
     return found
+
+
+def _read(file: Path) -> Measured | None:
+    """What a file tells; None where it is none of this version. Raises OSError."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Measured)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    asked = [found.outcomes.get(name, {}).get(how) for name in METHODS for how in SAMPLINGS]
+    known = all(each is not None and each.keys() <= found.facts.keys() for each in asked)
+    whole = found.left or all(each and each.keys() == found.facts.keys() for each in asked)
+    return found if known and whole else None
 
 
 def _models(seed: Seed) -> dict[str, Any]:

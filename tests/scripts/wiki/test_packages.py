@@ -152,7 +152,7 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(npm, "download", full)
-    with pytest.raises(WikiError, match="the disk is full"):
+    with pytest.raises(WikiError, match="the disk is full: make room in "):
         fetch([registries.npm("b", {})], tmp_path)
     assert not left(tmp_path)
 

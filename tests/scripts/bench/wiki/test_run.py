@@ -13,13 +13,14 @@ import pytest
 
 from configs.load import ConfigError
 from configs.runtime.process import REPOSITORY, Exit
+from scripts.bench.harness import BenchError
 from scripts.bench.wiki import bench as benching
 from scripts.bench.wiki import measured as measuring
 from scripts.bench.wiki import seed as seeding
-from scripts.bench.wiki.bench import BenchWikiOptions, kept, left_of, present, summary
-from scripts.bench.wiki.measured import added, measured_of
+from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
+from scripts.bench.wiki.measured import Measured, added, keep, measured_of
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
-from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS
+from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS, Seed
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, folder_of, seed
@@ -33,6 +34,14 @@ def room(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine and a disk that will do."""
     monkeypatch.setattr(seeding, "check_run", lambda plan: None)
     monkeypatch.setattr(measuring, "reader", lambda model: str)  # their models are none
+
+
+def told(options: BenchWikiOptions, seeds: list[Seed]) -> list[Measured]:
+    """What they measured, also kept."""
+    found = [measured_of(each, options.out, options.settings, {"cores": 2}) for each in seeds]
+    for one, each in zip(found, seeds, strict=True):
+        keep(one, options.out, each)
+    return found
 
 
 def whole(commands: Commands, minutes: float = 30.0) -> Slice:
@@ -148,10 +157,10 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     file = tmp_path / "figures.json"
     options = BenchWikiOptions(out=tmp_path, json=file, seeds=(0, 1))
     seeds = [seed(tmp_path, number) for number in (0, 1)]
-    present(options, kept(options, seeds, {"cores": 2}), left_of((0, 1), seeds))
+    present(options, told(options, seeds), left_of((0, 1), seeds))
     assert not file.exists() and not [*tmp_path.glob("measured-*")]  # nothing yet
     work([seeds[0]], whole(Commands()), print)
-    present(options, kept(options, seeds, {"cores": 2}), left_of((0, 1), seeds))
+    present(options, told(options, seeds), left_of((0, 1), seeds))
     found = json.loads(file.read_text())
     assert found["left"] == left_of((0, 1), seeds) and found["left"][0] == "seed 1: start"
     assert left_of((0, 1), seeds[:1]) == ["seed 1: files"]  # it was not come to
@@ -201,12 +210,12 @@ def test_fewer_questions_than_asked_are_in_the_title(
     one = seed(tmp_path, questions=9)
     work([one], whole(Commands()), print)
     options = BenchWikiOptions(out=tmp_path)
-    present(options, kept(options, [one], {"cores": 2}), [])
+    present(options, told(options, [one]), [])
     assert "3 fewer than asked of seed 0; 2 steps" in capsys.readouterr().out
 
 
 def test_figures_of_nothing_are_none(tmp_path: Path) -> None:
-    found = summary([measured_of(seed(tmp_path), {}, {})])
+    found = summary([measured_of(seed(tmp_path), tmp_path, {}, {})])
     assert found["em"]["trained"] == {"greedy": None, "sampled": None}
     assert found["behaviour"]["start"]["greedy"] is None and found["models"]["0"]["trained"] is None
 
@@ -215,16 +224,40 @@ def test_a_seed_measured_elsewhere_is_taken_from_its_file(tmp_path: Path) -> Non
     both, file = BenchWikiOptions(out=tmp_path / "both"), tmp_path / "figures.json"
     seeds = [seed(tmp_path, number) for number in (0, 1)]
     work(seeds, whole(Commands()), print)
-    together = kept(both, seeds, {"cores": 2})
+    both.out.mkdir()
+    together = told(both, seeds)
     files = [*sorted((tmp_path / "both").glob("measured-*.json"))]
     assert len(files) == 2
     alone = BenchWikiOptions(out=tmp_path / "one", json=file, seeds=(1,), add=(files[0],))
     elsewhere = added(alone.add, alone.settings)
     assert [*elsewhere] == [0]
     assert summary([*elsewhere.values(), together[1]]) == summary(together)
-    file.parent.joinpath("one").mkdir()
+    alone.out.mkdir()
     present(alone, [*elsewhere.values(), together[1]], [])
     assert json.loads(file.read_text())["machines"] == {"0": {"cores": 2}, "1": {"cores": 2}}
+
+
+def test_a_seed_names_the_machine_that_measured_it(tmp_path: Path) -> None:
+    options, one = BenchWikiOptions(out=tmp_path), seed(tmp_path)
+    work([one], whole(Commands(ends_at=6)), print)
+    told(options, [one])
+    again = measured_of(one, options.out, options.settings, {"cores": 64})
+    assert again.machine == {"cores": 2}
+    work([one], whole(Commands()), print)
+    further = measured_of(one, options.out, options.settings, {"cores": 64})
+    assert further.machine == {"cores": 64} and not further.left
+
+
+def test_a_damaged_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = seed(tmp_path)
+    work([one], whole(Commands()), print)
+    (one.plan.start / "choice.json").write_text("{broken")
+    monkeypatch.setattr(benching, "build", lambda *_: one.plan.files)
+    monkeypatch.setattr(benching, "planned", lambda *_: one.plan)
+    monkeypatch.setattr(benching, "check_machine", lambda _: None)
+    monkeypatch.setattr(Seed, "check_length", lambda _: None)
+    with pytest.raises(BenchError, match=r"choice\.json cannot be read .*: remove "):
+        benching.measure(BenchWikiOptions(out=tmp_path, seeds=(0,)))
 
 
 def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
@@ -232,13 +265,21 @@ def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
     one, begun = seed(tmp_path), seed(tmp_path, 1)
     work([one], whole(Commands()), print)
     work([begun], whole(Commands(ends_at=4)), print)
-    kept(options, [one, begun], {})
+    told(options, [one, begun])
     whole_one, in_part = sorted(tmp_path.glob("measured-*.json"))
+    lacking, garbage = tmp_path / "lacking.json", tmp_path / "garbage.json"
+    found = json.loads(whole_one.read_text())
+    del found["outcomes"]["rag"]
+    lacking.write_text(json.dumps(found))
+    garbage.write_bytes(b"\xff{")
     for files, settings, said in (
         ((in_part,), options.settings, "supervised is left: finish it where it was begun"),
         ((whole_one, whole_one), options.settings, "seed 0 is there twice: drop one"),
         ((whole_one,), {"steps": 80}, "steps 36 there, 80 here: give the same"),
-        ((tmp_path / "none.json",), {}, "none.json': no measured-….json of this benchmark: "),
+        ((whole_one,), {"dtype": "float32"}, "dtype bfloat16 there, float32 here: give the same"),
+        ((lacking,), options.settings, "lacking.json': no measured-….json of this version"),
+        ((garbage,), options.settings, "garbage.json': no measured-….json of this version"),
+        ((tmp_path / "none.json",), {}, "none.json': No such file or directory"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
             added(files, settings)

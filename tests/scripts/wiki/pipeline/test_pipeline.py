@@ -190,7 +190,8 @@ def test_what_cannot_be_fetched_is_one_line(
     assert capsys.readouterr().err.endswith("cannot be fetched: no network\n")
 
 
-@pytest.mark.soak("wiki")
+@pytest.mark.slow
+@pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_a_tiny_model_goes_through_all_phases_once(
     spelling_model_path: Path, tmp_path: Path
