@@ -21,6 +21,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from configs.devices import name_accelerator
 from configs.runtime.gpus import hold, visible
 from configs.runtime.process import return_freed_blocks
 from configs.schema import Config, LearnerConfig
@@ -36,8 +37,7 @@ from learner.model.value import value_head_of
 from learner.packing import MicroBatch
 from weight_sync.adapter import PREFIX
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+name_accelerator()
 with contextlib.redirect_stdout(sys.stderr):
     import deepspeed
     from deepspeed.utils import groups

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from configs.devices import name_accelerator
 from learner.batch import TrainingBatch
 from learner.imitation import TEMPERATURE, Segment, imitate, lay_out
 from learner.model.head import ChunkLoss
@@ -28,6 +29,7 @@ from scripts.demo.tokenizer import END, IDS, PAD, VOCABULARY
 from scripts.demo.world import Chain, World, make_world
 
 Report = Callable[[str], None]
+name_accelerator()
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 import copy
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,16 @@ def cross_entropy_step(
 
 def test_the_vocabulary_has_no_two_tokens_alike() -> None:
     assert len(set(VOCABULARY)) == len(VOCABULARY) == len(IDS)
+
+
+SAVED = """
+import sys
+from scripts.demo.start import Recipe, make_model
+make_model(Recipe()).save_pretrained(sys.argv[1])
+"""
+
+
+def test_no_other_library_has_a_say_while_the_start_is_saved(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SAVED, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
