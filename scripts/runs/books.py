@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import yaml
 
+from configs.runtime import strict_yaml
 from configs.schema import Config
 from scripts.runs import delivery_book
 from scripts.runs.delivery_book import Expected
@@ -338,6 +339,6 @@ def _name(fact: facts.OfLease) -> str:
 
 def _configuration(text: str) -> Config:
     try:
-        return msgspec.convert(yaml.safe_load(text) or {}, Config, strict=False)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+        return msgspec.convert(strict_yaml.read(text) or {}, Config, strict=False)
+    except (yaml.YAMLError, strict_yaml.Refused, msgspec.ValidationError) as error:
         raise UnreadableLog(f"the configuration on record cannot be read: {error}") from error

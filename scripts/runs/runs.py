@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Line:
         """As the table shows it."""
         em = [self.evaluations[step] for step in sorted(self.evaluations)]
         told = [f"{value:.3f}" for value in (em[0], em[-1], max(em))] if em else ["", "", ""]
-        return clean(self.name), self.state, str(self.steps), *told, f"{self.seconds / 3600:.2f}"
+        lasted = str(timedelta(seconds=round(self.seconds)))
+        return clean(self.name), self.state, str(self.steps), *told, lasted
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def differences(chosen: Sequence[Path]) -> dict[str, list[Any]]:
 
 def _table(lines: Sequence[Line]) -> Table:
     table = Table("run", "state", box=None, pad_edge=False, header_style="bold")
-    for name in ("steps", "EM first", "last", "best", "hours"):
+    for name in ("steps", "EM first", "last", "best", "lasted"):
         table.add_column(name, justify="right")
     for line in lines:
         table.add_row(*line.cells())

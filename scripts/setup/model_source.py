@@ -12,6 +12,7 @@ import yaml
 
 from configs import trust
 from configs.load import ConfigError, dump, load, parse, recorded_config
+from configs.runtime import strict_yaml
 from configs.schema import Config
 from learner import checkpoint
 from learner.errors import BadCheckpoint
@@ -112,7 +113,7 @@ def _record_beside(model: Path) -> Path | None:
 def _is_ours(file: Path) -> bool:
     """True for a configuration of ours: it has our fields, the run's directory among them."""
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        tree = strict_yaml.read(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return False
     return isinstance(tree, dict) and {"run_dir"} <= tree.keys() <= set(Config.__struct_fields__)

@@ -23,6 +23,7 @@ from replay.log.records import (
     GroupOpened,
     Leased,
     Record,
+    RunStarted,
     Sampled,
     StepsCommitted,
     Superseded,
@@ -410,3 +411,12 @@ def test_the_reader_shares_no_code_with_what_it_reads() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.parametrize("config", ["[" * 200_000, "a: [", "seed: much", "a: &b [*b]"])
+def test_a_configuration_that_is_none_is_named(tmp_path: Path, config: str) -> None:
+    """However deep it is nested."""
+    with EventLog.create(tmp_path / FILE_NAME) as log:
+        log.append([RunStarted(1.0, 0, config)])
+        log.sync()
+    assert cli.main(["audit", str(tmp_path)]) == 2

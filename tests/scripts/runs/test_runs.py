@@ -54,7 +54,7 @@ def test_a_line_says_how_a_run_stands(made: Made, capsys: pytest.CaptureFixture[
     (first / "summary.json").write_text('{"status": "finished"}')
     assert cli.main(["runs", str(first), str(second)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["first", "finished", "7", "0.100", "0.900", "0.900", "0.10"]
+    assert lines[1].split() == ["first", "finished", "7", "0.100", "0.900", "0.900", "0:06:00"]
     assert lines[2].split()[:3] == ["second", "cut", "off"]
     assert len(lines) == 3 and max(map(len, lines)) <= 80  # nothing differs
 
