@@ -34,14 +34,6 @@ def gpus_here() -> int:
     return min(count + 1, len(there))
 
 
-def name_accelerator() -> None:
-    """Where there is no GPU, have DeepSpeed not complain of it, whoever imports it: transformers
-    does as it saves a model.
-    """
-    if not gpus_here():
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-
-
 def _is_one(name: str, uuids: list[str]) -> bool:
     """True where an entry of CUDA_VISIBLE_DEVICES means one of these GPUs, or a part of one."""
     if name.startswith("GPU-"):

@@ -21,7 +21,6 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from configs.devices import name_accelerator
 from configs.runtime.gpus import hold, visible
 from configs.runtime.process import return_freed_blocks
 from configs.schema import Config, LearnerConfig
@@ -37,7 +36,6 @@ from learner.model.value import value_head_of
 from learner.packing import MicroBatch
 from weight_sync.adapter import PREFIX
 
-name_accelerator()
 with contextlib.redirect_stdout(sys.stderr):
     import deepspeed
     from deepspeed.utils import groups

@@ -4,6 +4,7 @@ The output head runs on the positions whose *next* token is trained: prompts and
 a hidden state each, never a row of logits.
 """
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,8 @@ from learner.model.value import ValueHead
 if TYPE_CHECKING:  # the scorer needs torch and transformers alone
     from configs.schema import ModelConfig
 
+if not torch.cuda.is_available():  # DeepSpeed says so too, which transformers imports as it saves
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
 disable_progress_bar()  # one for each of a model's loads and saves, in milliseconds
 
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from configs.devices import name_accelerator
 from learner.batch import TrainingBatch
 from learner.imitation import TEMPERATURE, Segment, imitate, lay_out
 from learner.model.head import ChunkLoss
@@ -29,7 +28,6 @@ from scripts.demo.tokenizer import END, IDS, PAD, VOCABULARY
 from scripts.demo.world import Chain, World, make_world
 
 Report = Callable[[str], None]
-name_accelerator()
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ RUNS = Path("runs")
 SUMMARY = "summary.json"
 LOCKS = Path("/proc/locks")
 WIDEST = 30  # of a value in the table
+LATEST = 1e10  # seconds since 1970
 BEFORE = 8  # characters that are shown of what values have in common
 _OF_ONE = ("run_dir", "keys", "retrieval.port")  # every run has others
 
@@ -58,7 +59,7 @@ class Line:
         """As the table shows it."""
         em = [self.evaluations[step] for step in sorted(self.evaluations)]
         told = [f"{value:.3f}" for value in (em[0], em[-1], max(em))] if em else ["", "", ""]
-        lasted = str(timedelta(seconds=round(self.seconds)))
+        lasted = str(timedelta(seconds=round(max(0.0, self.seconds))))
         return clean(self.name), self.state, str(self.steps), *told, lasted
 
 
@@ -107,7 +108,7 @@ def names_of(chosen: Sequence[Path]) -> list[str]:
     def name(mine: tuple[str, ...]) -> str:
         others = [each for each in parts if each != mine]
         ends = (n for n in range(1, len(mine)) if all(o[-n:] != mine[-n:] for o in others))
-        return "/".join(mine[-next(ends, len(mine)) :])
+        return str(Path(*mine[-next(ends, len(mine)) :]))
 
     return [name(each) for each in parts]
 
@@ -119,6 +120,8 @@ def told(run: Path, name: str) -> Line:
     first = last = 0.0
     try:
         for record in awaited(read(log), reading(log)):
+            if not 0 <= record.now <= LATEST:
+                raise LogError(f"{log}: {record.now} is no time")
             line.take(record)
             first, last = first or record.now, record.now
     except LogError as error:
@@ -139,7 +142,7 @@ def state_of(run: Path) -> str:
         summary = run / SUMMARY
         if summary.stat().st_mtime >= _written(run) - 1.0:
             return clean(str(json.loads(summary.read_text())["status"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         pass
     return f"cut off {_ago(time.time() - _written(run))}"
 

@@ -73,9 +73,11 @@ def _shown(index: Index, most: int) -> dict[str, Any]:
 def _chosen(index: Index, most: int, causes: Iterable[Mapping[str, str]]) -> list[dict[str, Any]]:
     """As many rollouts, the newest of each run alike, and some of those that had sentinels fire."""
     found: dict[tuple[int, int], dict[str, Any]] = {}
-    runs = len(index.runs)
-    for run in range(runs):
-        share = most // runs + (run < most % runs)
+    counts = [index.rollouts(Wanted(run=run), 0, 0)[0] for run in range(len(index.runs))]
+    left = most
+    for place, run in enumerate(sorted(range(len(counts)), key=counts.__getitem__)):
+        share = min(counts[run], max(left // (len(counts) - place), most and 1))
+        left -= share  # what a small run lacks goes to the others
         for begin in range(0, share, MOST_ROWS):
             _, rows = index.rollouts(Wanted(run=run), begin, min(MOST_ROWS, share - begin))
             found |= {(run, row["number"]): row for row in rows}

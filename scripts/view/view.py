@@ -36,8 +36,8 @@ class ViewOptions(Options):
     port: int = option("listen there on the loopback; 0: a free one", default=0, least=0)
     export: Path | None = option("write all pages into one file, and end", metavar="FILE.html")
     rollouts: int | None = option(
-        f"with --export: so many of the newest, of all runs ({_NEWEST}); besides, some of those "
-        "that had sentinels fire",
+        f"with --export: so many of the newest, of each run alike ({_NEWEST} in all), and some of "
+        "those that had sentinels fire",
         metavar="N",
         least=0,
     )

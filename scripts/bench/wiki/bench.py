@@ -18,7 +18,7 @@ from configs.runtime.process import REPOSITORY, Exit
 from scripts.bench import harness
 from scripts.bench.wiki import figures, goals
 from scripts.bench.wiki.goals import goals_table
-from scripts.bench.wiki.measured import Measured, added, keep, measured_of
+from scripts.bench.wiki.measured import Measured, added, check_alike, keep, measured_of, path
 from scripts.bench.wiki.report import draw, tables
 from scripts.bench.wiki.rollouts import page
 from scripts.bench.wiki.run import Slice, work
@@ -36,7 +36,7 @@ from scripts.command.options import option, overrides
 from scripts.setup.overrides import fields_of
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.pipeline import CACHE, check_machine, planned
-from scripts.wiki.pipeline.settings import CONFIG, WikiOptions, of_run
+from scripts.wiki.pipeline.settings import CONFIG, WikiOptions, digest, of_run
 from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
@@ -119,12 +119,13 @@ class BenchWikiOptions(harness.BenchOptions):
     @property
     def settings(self) -> dict[str, Any]:
         """What all seeds share."""
-        config = load(CONFIG, of_run(self._task(0)))
+        given = of_run(self._task(0))
+        config = load(CONFIG, given)
         return {
             "steps": config.learner.total_steps,
             "questions": self.asked,
-            "dtype": config.model.dtype,  # float32 on a machine without bfloat16
-            "overrides": list(self.overrides),
+            "model.dtype": config.model.dtype,  # float32 on a machine without bfloat16
+            "settings": digest(given),  # without those that fit a machine
         }
 
     def _task(self, seed: int) -> WikiOptions:
@@ -153,8 +154,9 @@ def measure(
 
 def _measure(options: BenchWikiOptions, cache: Path, recipe: Recipe, schedule: Schedule) -> int:
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
-    elsewhere = added(options.add, options.settings)
+    elsewhere = added(options.add)
     here = [each for each in options.wanted if each.seed not in elsewhere]
+    check_alike(elsewhere, options.settings if here else None)
     options.out.mkdir(parents=True, exist_ok=True)
     seeds: list[Seed] = []
     failure: WikiError | None = None
@@ -173,10 +175,12 @@ def _measure(options: BenchWikiOptions, cache: Path, recipe: Recipe, schedule: S
     measured = [measured_of(seed, options.out, options.settings, on) for seed in seeds]
     left = left_of((each.seed for each in here), seeds)
     present(options, [*measured, *elsewhere.values()], left)
-    if failure:
-        raise failure
     for one, seed in zip(measured, seeds, strict=True):
         keep(one, options.out, seed)
+        if not one.left:
+            print(f"seed {seed.number}, for --add elsewhere: {path(options.out, seed)}")
+    if failure:
+        raise failure
     minutes = sum(sum(seed.seconds.values()) for seed in [*measured, *elsewhere.values()]) / 60
     print(f"{minutes:.0f} minutes of work so far, over all slices")
     if left:
@@ -192,7 +196,8 @@ def left_of(wanted: Iterable[int], seeds: Iterable[Seed]) -> list[str]:
 
 def present(options: BenchWikiOptions, seeds: Sequence[Measured], left: Sequence[str]) -> None:
     """Print and write what there is."""
-    if not any(len(seed.left) < len(PIECES) for seed in seeds):
+    seeds = [seed for seed in seeds if len(seed.left) < len(PIECES)]
+    if not seeds:
         return
     otherwise = [f"seed {seed.seed}: {piece}" for seed in seeds for piece in seed.otherwise]
     code = {"digests": sorted({seed.code for seed in seeds}), "otherwise": otherwise}
@@ -245,7 +250,8 @@ def summary(seeds: Sequence[Measured]) -> dict[str, Any]:
 
 def _title(seeds: Sequence[Measured]) -> str:
     machines = dict.fromkeys(
-        ", ".join(f"{name} {value}" for name, value in seed.machine.items()) for seed in seeds
+        ", ".join(f"{name} {value}" for name, value in seed.machine.items() if "load" not in name)
+        for seed in seeds
     )
     steps = ", ".join(str(seed.steps) for seed in seeds if seed.steps) or "no"
     fewer = [f"{s.lacking} fewer than asked of seed {s.seed}; " for s in seeds if s.lacking > 0]

@@ -81,8 +81,8 @@ def outcome_of(row: Row) -> Outcome:
 def measured_of(
     seed: Seed, out: Path, settings: dict[str, Any], machine: dict[str, Any]
 ) -> Measured:
-    """All that is there of a seed; as `out` has it where nothing came to it since. Raises
-    WikiError.
+    """All that is there of a seed; by the machine and the code that `out` names, where no piece
+    came to it since. Raises WikiError.
     """
     trained = seed.is_done(TRAINING)
     outcomes = {
@@ -92,11 +92,7 @@ def measured_of(
         }
         for name in METHODS
     }
-    there = path(out, seed)
-    kept = _read(there) if there.exists() else None
-    if kept and (kept.left, kept.settings, kept.outcomes) == (seed.left, settings, outcomes):
-        return kept
-    return Measured(
+    found = Measured(
         seed=seed.number,
         settings=settings,
         machine=machine,
@@ -112,6 +108,12 @@ def measured_of(
         seconds=seed.seconds,
         shown=_shown(seed) if trained else [],
     )
+    there = path(out, seed)
+    kept = _read(there) if there.exists() else None
+    if kept and (kept.left, kept.settings, kept.outcomes) == (seed.left, settings, outcomes):
+        by = {"machine": kept.machine, "code": kept.code, "otherwise": kept.otherwise}
+        return msgspec.structs.replace(found, **by)
+    return found
 
 
 def keep(measured: Measured, out: Path, seed: Seed) -> None:
@@ -125,26 +127,38 @@ def path(out: Path, seed: Seed) -> Path:
     return out / f"measured-{seed.number}-{seed.plan.settings_digest}.json"
 
 
-def added(paths: Iterable[Path], settings: Mapping[str, Any]) -> dict[int, Measured]:
-    """The seeds of these files. Raises ConfigError for one that cannot stand beside the others."""
+def added(files: Iterable[Path]) -> dict[int, Measured]:
+    """The seeds of these files. Raises ConfigError for one that is none, or not whole."""
     found: dict[int, Measured] = {}
-    for each in paths:
-        named = f"--add {str(each)!r}"
+    for file in files:
+        named = f"--add {str(file)!r}"
         try:
-            one = _read(each)
+            one = _read(file)
         except OSError as error:
-            raise ConfigError(f"{named}: {error.strerror}") from error
+            raise ConfigError(f"{named}: {error.strerror}: name what --out holds") from error
         if one is None:
-            raise ConfigError(f"{named}: no measured-….json of this version")
+            raise ConfigError(
+                f"{named}: no measured-….json of this version: give the command that made it "
+                "again, with this version"
+            )
         if one.left:
             raise ConfigError(f"{named}: {one.left[0]} is left: finish it where it was begun")
         if one.seed in found:
             raise ConfigError(f"{named}: seed {one.seed} is there twice: drop one of the files")
-        for name, ours in settings.items():
-            if (theirs := one.settings.get(name)) != ours:
-                raise ConfigError(f"{named}: {name} {theirs} there, {ours} here: give the same")
         found[one.seed] = one
     return found
+
+
+def check_alike(seeds: Mapping[int, Measured], here: Mapping[str, Any] | None) -> None:
+    """Raise ConfigError where seeds cannot stand beside each other, or those measured here."""
+    for number, one in seeds.items():
+        theirs = here or next(iter(seeds.values())).settings
+        for name, value in theirs.items():
+            if (its := one.settings.get(name)) != value:
+                raise ConfigError(
+                    f"--add, seed {number}: {name} {its} there, {value} "
+                    f"{'here' if here else 'of another'}: measure both with the same options"
+                )
 
 
 def _read(file: Path) -> Measured | None:

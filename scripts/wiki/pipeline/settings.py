@@ -21,7 +21,7 @@ QUICK = ("questions.eval_limit=64", "learner.total_steps=6")
 BF16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
 SLOW = (
     "this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): everything is computed in "
-    "float32, in about three times the minutes and a third more memory; --quick takes fewer steps"
+    "float32, in about three times the minutes and 30 % more memory; --quick takes fewer steps"
 )
 # Of the start as of the run, because they say what fits this machine; the others are training's.
 _FITTING = tuple(

@@ -414,9 +414,12 @@ def test_the_reader_shares_no_code_with_what_it_reads() -> None:
 
 
 @pytest.mark.parametrize("config", ["[" * 200_000, "a: [", "seed: much", "a: &b [*b]"])
-def test_a_configuration_that_is_none_is_named(tmp_path: Path, config: str) -> None:
+def test_a_configuration_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], config: str
+) -> None:
     """However deep it is nested."""
     with EventLog.create(tmp_path / FILE_NAME) as log:
         log.append([RunStarted(1.0, 0, config)])
         log.sync()
     assert cli.main(["audit", str(tmp_path)]) == 2
+    assert "the configuration on record cannot be read: " in capsys.readouterr().err

@@ -81,6 +81,16 @@ def test_runs_of_one_name_are_told_apart(made: Made, capsys: pytest.CaptureFixtu
     ]  # fmt: skip
 
 
+def test_a_time_that_is_none_is_damage(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made("run")
+    with EventLog.open(run / FILE_NAME) as log:
+        log.append([Reported(1e18, 1, 8, gauges={})])
+        log.sync()
+    assert cli.main(["runs", str(run)]) == 0
+    said = capsys.readouterr()
+    assert "damaged log" in said.out and "1e+18 is no time" in said.err
+
+
 LONG = "/data/shared/models/Qwen2.5-0.5B-Instruct-warm-"
 
 
@@ -117,6 +127,12 @@ def test_a_run_that_is_written_runs(made: Made) -> None:
     run = made("live")
     with EventLog.open(run / FILE_NAME):
         assert state_of(run) == "running"
+    assert state_of(run) == "cut off just now"
+
+
+def test_a_summary_that_is_none_says_nothing(made: Made) -> None:
+    run = made("run")
+    (run / "summary.json").write_text("[" * 200_000)
     assert state_of(run) == "cut off just now"
 
 

@@ -85,7 +85,7 @@ function renew(): void {
 /** True where text of the page is selected. */
 function selected(): boolean {
   const found = getSelection();
-  return !!found && !found.isCollapsed && main.contains(found.anchorNode);
+  return !!found && !found.isCollapsed && found.getRangeAt(0).intersectsNode(main);
 }
 
 /** True while a pointer is down, text is selected, or a field has the focus in which no choice was made: drawn anew, what
@@ -100,7 +100,8 @@ function hold(is: boolean): void {
   held = is;
   if (served === null) return;
   const until = pressed() ? "let go" : selected() ? "select no text" : "leave the field";
-  state.textContent = !served ? "the server is gone" : held ? `live again once you ${until}` : going ? "live" : "no run goes on";
+  const there = going ? (held ? `live again once you ${until}` : "live") : `no run goes on${held ? `: drawn once you ${until}` : ""}`;
+  state.textContent = served ? there : "the server is gone";
 }
 
 /** Draws what has waited, when nothing is held any more. */

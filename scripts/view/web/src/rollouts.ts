@@ -176,7 +176,7 @@ class Table {
       if (news) await released();
       if (generation !== this.generation) return;
       const newestFirst = this.asked.sort === "number" && this.asked.descending === "1";
-      const pushed = news && newestFirst ? found.count - this.total : 0;
+      const pushed = !news || !newestFirst ? 0 : this.several() ? this.moved(found.rows, begin * CHUNK) : found.count - this.total;
       const before = this.place;
       if (before >= 0) this.place += pushed;
       this.chunks.clear();
@@ -199,6 +199,19 @@ class Table {
       this.further = false;
       void this.again(true);
     }
+  }
+
+  /** True where rows of several runs come in between each other. */
+  private several(): boolean {
+    return this.columns.length > COLUMNS.length && !this.asked.run;
+  }
+
+  /** By how many places the first row that is seen has moved, where it is among new ones that begin at a place. */
+  private moved(rows: source.Row[], begin: number): number {
+    const top = Math.floor(this.view.scrollTop / ROW);
+    const first = this.chunks.get(Math.floor(top / CHUNK))?.[top % CHUNK];
+    const place = first ? rows.findIndex((row) => named(row) === named(first)) : -1;
+    return place < 0 ? 0 : begin + place - top;
   }
 
   private header(): void {

@@ -165,10 +165,10 @@ export function follow(news: () => void, there: (is: boolean) => void): void {
     stream?.close();
     stream = document.hidden ? null : new EventSource("api/live");
     if (!stream) return;
-    stream.onopen = () => there(true);
     stream.onerror = () => there(false);
     stream.onmessage = (event: MessageEvent<string>) => {
       going = (JSON.parse(event.data) as { going: boolean }).going;
+      there(true);
       news();
     };
   };
@@ -260,6 +260,7 @@ function matching(rows: Row[], asked: Asked): Row[] {
   const sign = asked.descending === "0" ? 1 : -1;
   return kept.sort((one, other) => {
     const [a, b] = [one[by], other[by]];
+    if (a === b && asked_by === "number") return (one.run - other.run || one.number - other.number) * sign;
     if (a === b) return other.number - one.number;
     if (a === null || b === null) return a === null ? 1 : -1;
     return (a < b ? -1 : 1) * sign;

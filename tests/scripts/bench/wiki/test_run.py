@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scripts.bench.wiki import bench as benching
 from scripts.bench.wiki import measured as measuring
 from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
-from scripts.bench.wiki.measured import Measured, added, keep, measured_of
+from scripts.bench.wiki.measured import Measured, added, check_alike, keep, measured_of
 from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS, Seed
 from scripts.wiki.packages import WikiError
@@ -167,7 +168,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     assert found["em"].keys() == METHODS.keys()
     assert found["em"]["trained"]["greedy"]["by_seed"] == {"0": 0.5}
     assert found["difference"]["rag"]["sampled"]["questions"] == 4
-    assert found["by_hops"]["2"]["questions"] == 2 and next(iter(found["by_kind"])) == "origin"
+    assert found["by_hops"]["2"]["questions"] == 1 and next(iter(found["by_kind"])) == "origin"
     assert found["curve"]["0"]["reward"] == [0.5, 1.0] and "1" not in found["curve"]
     assert found["models"]["0"]["supervised"]["measured"] == {"4": 0.5, "8": 0.5, "12": 0.5}
     assert found["code"]["otherwise"] == []
@@ -229,7 +230,9 @@ def test_a_seed_measured_elsewhere_is_taken_from_its_file(tmp_path: Path) -> Non
     files = [*sorted((tmp_path / "both").glob("measured-*.json"))]
     assert len(files) == 2
     alone = BenchWikiOptions(out=tmp_path / "one", json=file, seeds=(1,), add=(files[0],))
-    elsewhere = added(alone.add, alone.settings)
+    elsewhere = added(alone.add)
+    check_alike(elsewhere, alone.settings)
+    check_alike(elsewhere, None)
     assert [*elsewhere] == [0]
     assert summary([*elsewhere.values(), together[1]]) == summary(together)
     alone.out.mkdir()
@@ -243,6 +246,10 @@ def test_a_seed_names_the_machine_that_measured_it(tmp_path: Path) -> None:
     told(options, [one])
     again = measured_of(one, options.out, options.settings, {"cores": 64})
     assert again.machine == {"cores": 2}
+    spent = one.folder / "seconds.json"
+    spent.write_text('{"supervised": 1500.0}')  # in a slice that ended no piece
+    again = measured_of(one, options.out, options.settings, {"cores": 64})
+    assert again.machine == {"cores": 2} and again.seconds["supervised"] == 1500.0
     work([one], whole(Commands()), print)
     further = measured_of(one, options.out, options.settings, {"cores": 64})
     assert further.machine == {"cores": 64} and not further.left
@@ -272,17 +279,36 @@ def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
     del found["outcomes"]["rag"]
     lacking.write_text(json.dumps(found))
     garbage.write_bytes(b"\xff{")
-    for files, settings, said in (
-        ((in_part,), options.settings, "supervised is left: finish it where it was begun"),
-        ((whole_one, whole_one), options.settings, "seed 0 is there twice: drop one"),
-        ((whole_one,), {"steps": 80}, "steps 36 there, 80 here: give the same"),
-        ((whole_one,), {"dtype": "float32"}, "dtype bfloat16 there, float32 here: give the same"),
-        ((lacking,), options.settings, "lacking.json': no measured-….json of this version"),
-        ((garbage,), options.settings, "garbage.json': no measured-….json of this version"),
-        ((tmp_path / "none.json",), {}, "none.json': No such file or directory"),
+    for files, said in (
+        ((in_part,), "supervised is left: finish it where it was begun"),
+        ((whole_one, whole_one), "seed 0 is there twice: drop one"),
+        ((lacking,), "lacking.json': no measured-….json of this version: give the command"),
+        ((garbage,), "garbage.json': no measured-….json of this version: give the command"),
+        ((tmp_path / "none.json",), "none.json': No such file or directory: name what --out"),
     ):
         with pytest.raises(ConfigError, match=re.escape(said)):
-            added(files, settings)
+            added(files)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": 80}, "--add, seed 0: steps 36 there, 80 here: measure both with"),
+        ({"overrides": ("model.dtype=float32",)}, "model.dtype bfloat16 there, float32 here: "),
+        ({"overrides": ("learner.lr=1e-5",)}, r"settings \w+ there, \w+ here: measure both"),
+        ({"quick": True, "steps": 36, "questions": 176}, r"settings \w+ there, \w+ here"),
+        ({"overrides": ("actors.kv_cache_bytes=1000000",)}, ""),  # fits a machine
+    ],
+)
+def test_seeds_of_other_settings_are_refused(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    one = seed(tmp_path)
+    work([one], whole(Commands()), print)
+    told(BenchWikiOptions(out=tmp_path), [one])
+    elsewhere = added(tmp_path.glob("measured-*.json"))
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
+        check_alike(elsewhere, BenchWikiOptions(out=tmp_path, **given).settings)
 
 
 @pytest.mark.parametrize(
