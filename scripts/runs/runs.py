@@ -30,7 +30,7 @@ RUNS = Path("runs")
 SUMMARY = "summary.json"
 LOCKS = Path("/proc/locks")
 WIDEST = 30  # of a value in the table
-LATEST = 1e10  # seconds since 1970
+LATEST = 1e11  # seconds since the epoch: no record is of a later time
 BEFORE = 8  # characters that are shown of what values have in common
 _OF_ONE = ("run_dir", "keys", "retrieval.port")  # every run has others
 

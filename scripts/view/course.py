@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from replay.log import records as facts
 from replay.log.summary import Summary
 from scripts.runs.forecast import Forecast, forecast
-from scripts.view.lanes import LATEST
+from scripts.runs.runs import LATEST
 
 BEFORE, INSIDE = "view/staleness_before_queue", "view/staleness_in_queue"
 TOKENS, TURNS = "view/tokens_per_rollout", "view/turns_per_rollout"

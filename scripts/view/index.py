@@ -24,12 +24,13 @@ from replay.protocol import CodecError
 from replay.trajectory import Question
 from scripts.command.terminal import clean
 from scripts.runs.fleet_log import RestartsSince
+from scripts.runs.runs import LATEST
 from scripts.runs.waits_log import SamplesSince
 from scripts.view import spans
 from scripts.view.course import Course
 from scripts.view.events import refitted, said
 from scripts.view.following import Follower, Placed
-from scripts.view.lanes import LATEST, Lanes, Span
+from scripts.view.lanes import Lanes, Span
 from scripts.view.rollouts.texts import Texts
 from scripts.view.rollouts.wanted import DROPPED, Wanted
 from scripts.view.rollouts.written import Written, written_of

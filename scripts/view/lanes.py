@@ -37,7 +37,6 @@ STATES = (
 LEARNER, REPLAY, RETRIEVAL, WEIGHTS, ENGINES = range(5)  # lanes
 ACTORS = ENGINES + 1  # the first actor's
 OWN_ENGINES = 13  # actors whose engines are told each; those of others lie on one lane
-LATEST = 1e11  # seconds since the epoch: no record is of a later time
 WORK = frozenset({GENERATE, SEARCH, TRAIN, PUBLISH, READY, ASKED, RECEIVE, APPLY})
 _MOST_APART = 4096  # times of a lane between which nothing was done, that are remembered
 

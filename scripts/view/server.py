@@ -27,10 +27,10 @@ from starlette.routing import Mount, Route
 from configs.load import ConfigError
 from replay.protocol import ReplayError
 from scripts.command.terminal import clean
+from scripts.runs.runs import LATEST
 from scripts.view import answers
 from scripts.view.health import health
 from scripts.view.index import Index
-from scripts.view.lanes import LATEST
 from scripts.view.rollouts.wanted import Wanted, steps_of
 from scripts.view.timeline import timeline
 
