@@ -52,9 +52,12 @@ def leave(do: Any) -> None:
 
 
 def call_after(program: int) -> None:
-    """Call once the program's process has ended."""
+    """Call once the program's process has ended, and its warden has had time to see that: until
+    then nobody can tell such a call from the program's own.
+    """
     while os.getppid() == program:
         time.sleep(0.01)
+    time.sleep(2)
     note("call_later", send("who ?"))
 
 
