@@ -1,7 +1,7 @@
 """The harness of the benchmarks: options, child processes, kept rows, goals and printed figures.
 
-A benchmark is a plan, a measurement and a report. Its child processes and their files live in one
-folder, which the caller removes; they are ended by their ids, every wait has a deadline, and an
+A benchmark is a plan, a measurement and a report. Its child processes and their files live in
+folders which the caller removes; they are ended by their ids, every wait has a deadline, and an
 error holds the last words of the child that it is about.
 """
 
@@ -64,6 +64,13 @@ class BenchOptions(Options):
 def scratch() -> Iterator[Path]:
     """A folder that is gone afterwards."""
     with TemporaryDirectory(prefix="forage-bench-") as name:
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def in_memory() -> Iterator[Path]:
+    """A folder in shared memory that is gone afterwards, however the children end that use it."""
+    with TemporaryDirectory(prefix="forage-bench-", dir="/dev/shm") as name:
         yield Path(name)
 
 

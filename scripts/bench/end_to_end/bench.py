@@ -31,7 +31,13 @@ CODE = (  # of these, and of the task's own, kept cells are figures
     *(f"scripts.bench.end_to_end.{name}" for name in
       ("figures", "fleet", "loop", "parts", "plan", "record", "run", "task", "usage", "worker")),
 )  # fmt: skip
-OF_A_MODE = ("actors.count", "replay.max_staleness")
+# The ideal, the names of rows and what is compared are reckoned with the cell's.
+OF_A_CELL = (
+    "seed", "run_dir", "model.path", "questions.train", "questions.eval", "retrieval.url",
+    "retrieval.cache_queries", "learner.total_steps", "learner.threads", "learner.lr",
+    "learner.lr_schedule", "learner.eval_every", "actors.count", "replay.max_staleness",
+    "replay.drop_no_signal",
+)  # fmt: skip
 METHOD = {
     "tokens_per_s": "tokens that were sampled and trained on in the counted steps, from the end of "
     "the last uncounted step to the end of the last; an asynchronous mode has max_staleness more "
@@ -122,8 +128,11 @@ class BenchEndToEndOptions(harness.BenchOptions):
         self._refuse_what_does_nothing()
         load(task.config, self.overrides)
         for name, value in map(read_override, self.overrides):
-            if name in OF_A_MODE:  # the ideal and the names of rows are reckoned with the mode's
-                raise ConfigError(f"{name} = {value!r}: each mode has its own; choose by --modes")
+            if name in OF_A_CELL:
+                raise ConfigError(
+                    f"{name} = {value!r}: each cell has its own: drop it, and choose by --modes, "
+                    "--seeds and --steps"
+                )
 
     @property
     def of(self) -> Task:

@@ -149,7 +149,7 @@ async def take_steps(
     """Push, evaluate where the job says so, roll out, update; with the seconds of each."""
     steps, evaluations = list[Step](), list[Evaluation]()
     every, trained_s = trainer.config.learner.eval_every, 0.0
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory(dir=job.memory) as folder:
         for step in range(job.steps + 1):
             pushed_s = await _timed(_push_all(trainer, policies, step, Path(folder)))
             trained_s += pushed_s

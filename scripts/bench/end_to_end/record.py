@@ -19,7 +19,8 @@ class Job(msgspec.Struct, frozen=True):
     """The order to a child process: a configuration file and overrides, how to run it, and where to
     write the `Record`, of `parts` the `Parts`.
 
-    `learns`: evaluate on the way, and end by the configuration; else end after `steps`. Of `parts`:
+    `learns`: evaluate on the way, and end by the configuration; else end after `steps`. `memory`: a
+    folder in it for weights on their way, which is removed by who gives the order. Of `parts`:
     rollouts in flight of generation alone, and the seconds before and in its window.
     """
 
@@ -31,6 +32,7 @@ class Job(msgspec.Struct, frozen=True):
     learns: bool
     server: tuple[str, int]  # the retrieval server's base URL, without latency, and process id
     out: str = ""
+    memory: str = ""
     in_flight_alone: int = 0
     window: tuple[float, float] = (0.0, 0.0)
 

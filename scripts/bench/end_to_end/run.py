@@ -14,7 +14,7 @@ from scripts.bench.end_to_end.plan import Cell
 from scripts.bench.end_to_end.record import Job, Parts, Record
 from scripts.bench.end_to_end.task import DEMO, Task, TaskFiles
 from scripts.bench.end_to_end.usage import Usage
-from scripts.bench.harness import BenchError, Processes, Report, Rows, scratch
+from scripts.bench.harness import BenchError, Processes, Report, Rows, in_memory, scratch
 from scripts.bench.overlap.server import serving
 
 LIMIT_S = 3600.0  # of one cell, at least
@@ -168,9 +168,9 @@ class Stand:
         return found
 
     def _run(self, folder: Path, job: Job, about_s: float) -> Usage:
-        overrides = (*job.overrides, f"run_dir={folder / 'run'}")
-        job = msgspec.structs.replace(job, overrides=overrides, out=str(folder / "record.json"))
-        with Processes(folder) as processes:
+        overrides, out = (*job.overrides, f"run_dir={folder / 'run'}"), str(folder / "record.json")
+        with in_memory() as memory, Processes(folder) as processes:
+            job = msgspec.structs.replace(job, overrides=overrides, out=out, memory=str(memory))
             processes.start("cell", "-m", WORKER, msgspec.json.encode(job).decode())
             usage = Usage(processes.pid("cell"), (self._server[1],))
 

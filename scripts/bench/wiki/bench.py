@@ -26,8 +26,6 @@ from scripts.bench.wiki.seed import (
     METHODS,
     PIECES,
     SAMPLINGS,
-    START,
-    SUPERVISED,
     TRAINED,
     Seed,
 )
@@ -36,7 +34,7 @@ from scripts.command.options import option, overrides
 from scripts.setup.overrides import fields_of
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.pipeline import CACHE, check_machine, planned
-from scripts.wiki.pipeline.settings import CONFIG, WikiOptions, digest, of_run
+from scripts.wiki.pipeline.settings import CONFIG, WikiOptions, of_run, settings
 from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
@@ -48,14 +46,15 @@ _REFUSED = {
 }
 METHOD = {
     "em": "exact match on the first held-out questions; greedy, and one sample at T = 1; a rollout "
-    "that failed counts as wrong",
+    "whose prompt or query was too long counts as wrong, any other that failed is asked again",
     "interval": "95 %, percentile bootstrap over questions, those of all seeds together, as if "
     "they were independent, though several may need one passage: it says how much other questions "
     "would change, and nothing of other seeds, which by_seed shows; a question that two seeds hold "
     "out counts in both",
     "difference": "trained minus the other, question by question, with the same kind of interval",
-    "no_search, rag": "the model as it comes, under Search-R1's prompts for these; …_trained: the "
-    "trained model under the same prompts, since it knows the form of an answer",
+    "no_search, rag": "the model as it comes, under Search-R1's prompts for these, in one turn, in "
+    "which it hardly ever writes an answer in their form (behaviour: answered); …_trained: the "
+    "trained model under the same prompts, in one turn as long",
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
     "sampled EM on all validation questions has not exceeded its best twice in a row after the "
@@ -64,7 +63,8 @@ METHOD = {
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
     "goals": "over_…: the low end of trained's interval minus the high end of the other's: above 0 "
-    "where they do not overlap; minus_supervised: the paired difference",
+    "where they do not overlap; minus_supervised: the paired difference; none while one of both is "
+    "not there of a seed; the rest: sums over the runs of all seeds",
     "code": "digests of what figures depend on; otherwise: the pieces that other code made, also "
     "in part, or forage demo wiki, which keeps no digest",
     "seconds": "wall, of start and training by their own records, of the rest over all slices",
@@ -120,13 +120,8 @@ class BenchWikiOptions(harness.BenchOptions):
     def settings(self) -> dict[str, Any]:
         """What all seeds share."""
         given = of_run(self._task(0))
-        config = load(CONFIG, given)
-        return {
-            "steps": config.learner.total_steps,
-            "questions": self.asked,
-            "model.dtype": config.model.dtype,  # float32 on a machine without bfloat16
-            "settings": digest(given),  # without those that fit a machine
-        }
+        steps = load(CONFIG, given).learner.total_steps
+        return {"steps": steps, "questions": self.asked, **settings(given)}
 
     def _task(self, seed: int) -> WikiOptions:
         return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
@@ -235,13 +230,13 @@ def summary(seeds: Sequence[Measured]) -> dict[str, Any]:
         "seeds": [seed.seed for seed in seeds],
         "em": em,
         "difference": difference,
-        "goals": goals.reached(em, difference),
+        "goals": goals.reached(em, difference, [seed.faults for seed in seeds if seed.faults]),
         "by_hops": figures.grouped(table, hops, sorted(set(hops.values()))),
         "by_kind": figures.grouped(table, kinds, figures.by_frequency(list(kinds.values()))),
         "curve": {str(seed.seed): seed.curve for seed in seeds if seed.curve},
         "behaviour": {
-            name: {how: figures.behaviour(rows) for how, rows in table[name].items()}
-            for name in (START, SUPERVISED, TRAINED)
+            name: {how: figures.behaviour(rows) for how, rows in of.items()}
+            for name, of in table.items()
         },
         "models": {str(seed.seed): seed.models for seed in seeds},
         "seconds": {str(seed.seed): seed.seconds for seed in seeds},

@@ -43,9 +43,9 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """One seed. `settings`: what other seeds must share; `left`: the pieces that are not there;
-    `otherwise`: those that other code than `code` made; `lacking`: how many questions its file has
-    less than was asked for.
+    """One seed. `settings`: what other seeds must share, by field; `left`: the pieces that are not
+    there; `otherwise`: those that other code than `code` made; `lacking`: how many questions its
+    file has less than was asked for; `faults`: what of its run should never be above 0.
     """
 
     seed: int
@@ -55,6 +55,7 @@ class Measured(msgspec.Struct, kw_only=True):
     left: list[str]
     otherwise: list[str]
     lacking: int
+    faults: dict[str, int]
     steps: int
     facts: dict[str, Fact]
     outcomes: dict[str, dict[str, dict[str, Outcome]]]  # by method, sampling, question
@@ -100,6 +101,7 @@ def measured_of(
         left=seed.left,
         otherwise=seed.made_otherwise,
         lacking=seed.lacking,
+        faults=seed.faults if trained else {},
         steps=seed.steps if trained else 0,
         facts=seed.facts,
         outcomes=outcomes,
@@ -153,8 +155,9 @@ def check_alike(seeds: Mapping[int, Measured], here: Mapping[str, Any] | None) -
     """Raise ConfigError where seeds cannot stand beside each other, or those measured here."""
     for number, one in seeds.items():
         theirs = here or next(iter(seeds.values())).settings
-        for name, value in theirs.items():
-            if (its := one.settings.get(name)) != value:
+        for name in sorted(theirs.keys() | one.settings.keys()):
+            its, value = (of.get(name, "not known") for of in (one.settings, theirs))
+            if its != value:
                 raise ConfigError(
                     f"--add, seed {number}: {name} {its} there, {value} "
                     f"{'here' if here else 'of another'}: measure both with the same options"

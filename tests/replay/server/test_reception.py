@@ -104,20 +104,26 @@ def alone(tmp_path: Path) -> Iterator[Reception]:
     found.close()
 
 
-def answers(looker: Reception, requests: list[Request], looks: int) -> list[object]:
-    """What one peer has heard after so many looks."""
+def answers(
+    looker: Reception, requests: list[Request], looks: int, expected: int = 0
+) -> list[object]:
+    """What one peer has heard after so many looks; `expected`: how much is waited for."""
+    router, come = looker.open(), list[tuple[bytes, list[bytes], str]]()
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.linger = 0
-        socket.connect(looker.open()._address.endpoint)
+        socket.connect(router._address.endpoint)
         for request in requests:
             socket.send(encode(request))
-        assert looker.open().poll(10.0)
-        time.sleep(0.1)  # until the last of them is there
+        while len(come) < len(requests):  # until the last of them is there
+            assert router.poll(30.0)
+            come += router.messages()
+        arrived = iter(come)
+        router.messages = lambda: arrived  # type: ignore[method-assign]
         for look in range(looks):
             looker._looked_s = float("-inf")
             looker.look(look, 100)
         found = []
-        while socket.poll(200):
+        while socket.poll(30_000 if len(found) < expected else 200):
             found.append(decode_reply(socket.recv()))
         return found
 
@@ -128,7 +134,7 @@ def test_who_lives_is_answered_behind_more_than_can_be_held(
     monkeypatch.setattr(held, "MOST_HELD", 5)
     said = [Ready("a", 1, 1, 0)] * 20
     asked = [Heartbeat("a", {}), Observe(0, 0), Resume(1, 0), Heartbeat("a", {})]
-    found = answers(alone, [*said, *asked], looks=1)
+    found = answers(alone, [*said, *asked], looks=1, expected=4)
     kinds = [type(reply) for reply in found]
     assert kinds[:4] == [Alive, Status, Wait, Alive]
     assert [type(request) for _, request, _ in alone.held] == [*[Ready] * 5, Resume]
@@ -138,7 +144,7 @@ def test_a_look_reads_no_more_than_its_share(
     alone: Reception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reception, "MOST_READ", 3)
-    assert len(answers(alone, [Heartbeat("a", {})] * 9, looks=2)) == 6
+    assert len(answers(alone, [Heartbeat("a", {})] * 9, looks=2, expected=6)) == 6
 
 
 def test_who_joins_is_held_once_however_often_it_says_hello(alone: Reception) -> None:

@@ -1,6 +1,7 @@
 """The command: what it says of bad input, and that a killed build ends in the same index."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ def test_a_killed_build_resumes_to_the_identical_index(corpus: Path, tmp_path: P
     subprocess.run([*command, str(whole), *options], check=True, timeout=120)
     process = subprocess.Popen([*command, str(killed), *options])
     recipe, deadline = killed / "building.json", time.monotonic() + 120
-    while '"encoded":1024' not in (recipe.read_text() if recipe.exists() else ""):
+    while not re.search(r'"encoded":[1-9]', recipe.read_text() if recipe.exists() else ""):
         assert process.poll() is None, "the build ended before its first block was seen"
         assert time.monotonic() < deadline
     process.kill()

@@ -101,8 +101,10 @@ STALLED = """
 import ctypes, sys, time
 from pathlib import Path
 from scripts.fleet import fleet, place
-sleep = ctypes.PyDLL(None).sleep if sys.argv[2:] else time.sleep  # the former holds the lock
-place.start_ray, place.RAY_DEADLINE_S, place.LOCKED_S = lambda *_: sleep(60), 0.5, 0.5
+locked = bool(sys.argv[2:])
+sleep = ctypes.PyDLL(None).sleep if locked else time.sleep  # the former holds the lock
+place.start_ray, place.RAY_DEADLINE_S = lambda *_: sleep(60), 0.5
+place.LOCKED_S = 0.5 if locked else 60.0
 fleet.Fleet(Path(sys.argv[1]), Path(sys.argv[1]), {}).__enter__()
 """
 

@@ -107,13 +107,14 @@ def look_beside(page: Page) -> dict[str, Any]:
         picked = page.locator(".others").first.locator(".chip.picked")
         expect(picked).to_have_text(words)
         seen["chips"].append(f"{picked.count()} picked")
-    head = page.locator(".row.head .c-reward")
-    for way in ("descending", "ascending"):
-        head.locator("button").click()
-        expect(page.locator(".row.head .c-reward")).to_have_attribute("aria-sort", way)
+    head, cells = page.locator(".row.head .c-reward"), page.locator(".row:not(.head) .c-reward")
+    for down, way in ((1, "descending"), (0, "ascending")):
+        with page.expect_response(re.compile(rf"api/rollouts\?sort=reward&descending={down}&")):
+            head.locator("button").click()
+        expect(head).to_have_attribute("aria-sort", way)
     page.wait_for_selector(".row:not(.head) .c-reward")
-    page.wait_for_timeout(500)
-    rewards = [float(each) for each in page.locator(".row:not(.head) .c-reward").all_inner_texts()]
+    expect(cells).to_have_text(sorted(cells.all_inner_texts(), key=float))  # once it is drawn
+    rewards = [float(each) for each in cells.all_inner_texts()]
     seen["sorted"] = [way, rewards == sorted(rewards)]
     page.locator("input[name=searches_from]").fill("0")
     expect(page).to_have_url(re.compile("searches_from=0"))
@@ -293,6 +294,7 @@ def look_at_time(page: Page, url: str, wait_for_news: bool) -> dict[str, Any]:
 def main() -> None:
     """Look in light and wide, then in dark and narrow."""
     chromium, url = sys.argv[1:]
+    expect.set_options(timeout=30_000)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         found = {}

@@ -232,7 +232,7 @@ def test_a_rate_is_kept_by_all_together(tmp_path: Path) -> None:
         each.start()
     for each in both:
         each.join(9)
-    assert 7 * (1 << 20) / 20e6 <= time.monotonic() - begun < 2.0
+    assert 7 * (1 << 20) / 20e6 <= time.monotonic() - begun < 9.0
     slow.close()
 
 

@@ -28,11 +28,13 @@ STEPS = 2
 
 class Commands:
     """`validation`: sampled EM by steps of a warm start, else .5; `ends_at`: the command that is
-    ended by its slice, by its number.
+    ended by its slice, by its number; `failing`: how many evaluations have a rollout that fails.
     """
 
-    def __init__(self, validation: dict[int, float] | None = None, ends_at: int = 0) -> None:
-        self.validation, self.ends_at = validation or {}, ends_at
+    def __init__(
+        self, validation: dict[int, float] | None = None, ends_at: int = 0, failing: int = 0
+    ) -> None:
+        self.validation, self.ends_at, self.failing = validation or {}, ends_at, failing
         self.asked: list[list[str]] = []
 
     def __call__(self, words: Sequence[str], log: Path | None, *_: object) -> None:
@@ -63,6 +65,7 @@ class Commands:
         (model / "config.json").write_text(secrets.token_hex())  # never the same to the bit
         (run / "config.yaml").touch()
         summary = {"status": "completed", "steps": STEPS, "wall_s": 90.0}
+        summary |= {"token_mismatches": 0, "refits": 0, "retrieval_errors": 0}
         (run / "summary.json").write_text(json.dumps(summary))
         with EventLog.create(run / FILE_NAME) as log:
             gauges = [{"actor/reward": step / STEPS} for step in range(STEPS + 1)]
@@ -78,7 +81,10 @@ class Commands:
         environments = words[words.index("--environment") + 1 :] if "--environment" in words else []
         lines = Path(given.removeprefix("asked=")).read_text().splitlines()
         ids = [json.loads(line)["id"] for line in lines][: int(_after(words, "--limit"))]
-        figures = {"asked": {"questions": len(ids), "scores": {"em": {"mean": em}}}}
+        failures = {"RolloutTimeout": 1, "BadQuery": 1} if self.failing > 0 else {"BadQuery": 1}
+        self.failing -= 1
+        scores = {"em": {"mean": em}}
+        figures = {"asked": {"questions": len(ids), "failures": failures, "scores": scores}}
         out.mkdir(exist_ok=True)
         rows = [
             Row(set="asked", id=id, environment=e, sample=0, question="?", gold=(), em=float(n % 2))

@@ -20,14 +20,14 @@ from scripts.bench.wiki import measured as measuring
 from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
 from scripts.bench.wiki.measured import Measured, added, check_alike, keep, measured_of
-from scripts.bench.wiki.run import ENDING_S, START_S, Slice, work
+from scripts.bench.wiki.run import ENDING_S, FIRST_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS, Seed
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, folder_of, seed
 from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
-ALL = 2 + 1 + 2 * 3 + 8  # start, training, three supervised measurements, evaluations
+ALL = 2 + 1 + 2 * 3 + 10  # start, training, three supervised measurements, evaluations
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ def test_everything_is_made_once_and_in_an_order_that_can_be(tmp_path: Path) -> 
     work([one], whole(commands), print)
     assert one.left == [] and len(commands.asked) == ALL
     assert commands.names[:3] == ["warm-start", "step-2", "train"]
-    assert commands.names[-1] == "supervised-sampled"
+    assert commands.names[-1] == "trained-sampled"
     again = Commands()
     work([one], whole(again), print)
     assert not again.asked
@@ -102,13 +102,14 @@ def test_each_model_is_asked_under_its_environments(tmp_path: Path) -> None:
     work([one], whole(commands), print)
     asked = {folder_of(w): w for w in commands.asked if w[0] == "evaluate"}
     of_trained, of_base = asked["trained-greedy"], asked["base-sampled"]
-    assert of_trained[-3:] == ["no_search", "rag", "search_r1"]
-    assert of_trained[1].endswith(f"checkpoints/step-{STEPS}") and "--config" not in of_trained
-    assert of_base[-2:] == ["no_search", "rag"] and "--config" in of_base
-    assert of_base[of_base.index("--temperature") + 1] == "1.0"
+    at_once = asked["trained_at_once-greedy"]
+    assert of_trained[-2:] == ["--environment", "search_r1"]
+    assert at_once[-2:] == of_base[-2:] == ["no_search", "rag"]
+    for words in (of_trained, at_once):
+        assert words[1].endswith(f"checkpoints/step-{STEPS}") and "--config" not in words
+    assert "--config" in of_base and of_base[of_base.index("--temperature") + 1] == "1.0"
     assert {each for each in asked if "actors.max_action_tokens=256" in asked[each]} == {
-        "base-greedy",
-        "base-sampled",
+        f"{model}-{how}" for model in ("base", "trained_at_once") for how in SAMPLINGS
     }
     assert asked["supervised-greedy"][1].endswith("supervised/best")
     assert len(one.rows("rag_trained", "greedy")) == 4
@@ -120,7 +121,7 @@ def test_more_questions_are_asked_of_what_is_trained_already(tmp_path: Path) -> 
     more, commands = seed(tmp_path, questions=6), Commands()
     assert more.left == [piece for piece in PIECES if ", " in piece]
     work([more], whole(commands), print)
-    assert len(commands.asked) == 8 and len(more.rows("start", "greedy")) == 6
+    assert len(commands.asked) == 10 and len(more.rows("start", "greedy")) == 6
     assert seed(tmp_path, questions=3).left == []
 
 
@@ -128,10 +129,39 @@ def test_a_model_that_is_trained_anew_is_asked_anew(tmp_path: Path) -> None:
     one = seed(tmp_path)
     work([one], whole(Commands()), print)
     shutil.rmtree(one.plan.run)
-    assert one.left == ["training", "trained, greedy", "trained, sampled"]
+    of_it = [f"{model}, {how}" for model in ("trained_at_once", "trained") for how in SAMPLINGS]
+    assert one.left == ["training", *of_it]
     again = Commands()
     work([one], whole(again), print)
-    assert again.names == ["train", "trained-greedy", "trained-sampled"] and one.left == []
+    assert again.names == ["train", *(piece.replace(", ", "-") for piece in of_it)]
+    assert one.left == []
+
+
+def test_rollouts_that_fail_are_asked_again(tmp_path: Path) -> None:
+    one, commands = seed(tmp_path), Commands(failing=2)  # of the start's first measurement
+    work([one], whole(commands), print)
+    assert one.left == [] and commands.names[:5] == ["warm-start", *["step-2"] * 3, "train"]
+
+
+def test_a_seed_that_cannot_be_measured_does_not_keep_the_others_waiting(tmp_path: Path) -> None:
+    one, two = seed(tmp_path), seed(tmp_path, 1)
+    with pytest.raises(WikiError, match=r"seed 0: rollouts fail each of 3 times \(1 by RolloutT"):
+        work([one, two], whole(Commands(failing=3)), print)
+    assert one.left[0] == "start" and two.left == []
+
+
+def test_a_file_phase_that_took_all_of_a_slice_leaves_its_first_command_some() -> None:
+    now, over = [0.0], list[bool]()
+
+    def forage(words: object, log: object, is_over: Callable[[], bool], *_: object) -> None:
+        for later in (0.0, FIRST_S - 1.0, 2.0):
+            now[0] += later
+            over.append(is_over())
+
+    time_left = Slice(5.0, forage, lambda: now[0])
+    now[0] = 3600.0
+    time_left(["warm-start"], Path("log"))
+    assert over == [False, False, True]
 
 
 def test_kinds_are_joined_by_id_from_the_task_s_file(tmp_path: Path) -> None:
@@ -173,7 +203,8 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     assert found["models"]["0"]["supervised"]["measured"] == {"4": 0.5, "8": 0.5, "12": 0.5}
     assert found["code"]["otherwise"] == []
     assert found["goals"]["minus_supervised_sampled"] == 0.0
-    assert found["goals"]["over_rag_greedy"] < 0
+    assert found["goals"]["over_rag_greedy"] < 0 == found["goals"]["refits"]
+    assert found["behaviour"]["no_search"]["greedy"]["answered"] == 0.0
     said = capsys.readouterr().out
     assert "no_search_trained" in said and "2 hops" in said
     assert "goals of the trained model" in said and "over_rag_greedy" in said and "missed" in said
@@ -203,6 +234,30 @@ def test_pieces_of_other_code_are_named(tmp_path: Path, monkeypatch: pytest.Monk
     assert one.made_otherwise == ["start", "training", "supervised"]
     (one.folder / seeding.CODE).unlink()
     assert one.made_otherwise == list(PIECES)
+
+
+def test_a_piece_that_was_begun_elsewhere_is_named(tmp_path: Path) -> None:
+    one = seed(tmp_path)
+    one.plan.start.mkdir(parents=True)  # forage demo wiki was ended there
+    work([one], whole(Commands()), print)
+    assert one.made_otherwise == ["start"]
+
+
+def test_a_piece_that_no_time_is_left_for_is_not_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, now = seed(tmp_path), [0.0]
+    monkeypatch.setattr(seeding, "code_digest", lambda: "yesterday's")
+
+    def forage(words: list[str], log: Path | None, *_: object) -> None:
+        Commands()(words, log)
+        now[0] += 600.0
+
+    work([one], Slice(20.0, forage, lambda: now[0]), print)
+    assert one.left[0] == "training"
+    monkeypatch.setattr(seeding, "code_digest", lambda: "today's")
+    work([one], whole(Commands()), print)
+    assert one.made_otherwise == ["start"]
 
 
 def test_fewer_questions_than_asked_are_in_the_title(
@@ -295,9 +350,10 @@ def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
     [
         ({"steps": 80}, "--add, seed 0: steps 36 there, 80 here: measure both with"),
         ({"overrides": ("model.dtype=float32",)}, "model.dtype bfloat16 there, float32 here: "),
-        ({"overrides": ("learner.lr=1e-5",)}, r"settings \w+ there, \w+ here: measure both"),
-        ({"quick": True, "steps": 36, "questions": 176}, r"settings \w+ there, \w+ here"),
+        ({"overrides": ("learner.lr=1e-5",)}, "learner.lr 4e-05 there, 1e-05 here: measure both"),
+        ({"questions": 20}, "questions 176 there, 20 here"),
         ({"overrides": ("actors.kv_cache_bytes=1000000",)}, ""),  # fits a machine
+        ({"overrides": ("learner.micro_batch_tokens=2048", "learner.threads=4")}, ""),
     ],
 )
 def test_seeds_of_other_settings_are_refused(

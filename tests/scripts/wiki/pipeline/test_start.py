@@ -33,7 +33,7 @@ class Commands:
             return
         out.mkdir()
         em = self.em[int(out.name.removeprefix("step-"))]
-        figures = {"scores": {"em": {"mean": em}}}
+        figures = {"failures": {}, "scores": {"em": {"mean": em}}}
         (out / "report.json").write_text(json.dumps({"methods": {"s": {"asked": figures}}}))
 
     @property
@@ -108,7 +108,7 @@ def test_an_interrupted_choice_goes_on_with_the_same_candidate(
 def test_a_start_that_is_out_of_reach_is_said_with_the_best(
     commands: Commands, tmp_path: Path
 ) -> None:
-    with pytest.raises(WikiError, match=r"of 0.7: the best had 0.500 after 12: try another --seed"):
+    with pytest.raises(WikiError, match=r"of 0.7: the best had 0.500 after 12: take another seed"):
         chosen(commands, tmp_path, Recipe(last=12, least_em=0.7))
     assert read(tmp_path).chosen == 0
 
