@@ -1,8 +1,9 @@
-"""The synchronous modes: the parts of `scripts/train_sync.py`, step by step, with their seconds.
+"""The modes of one process: the parts of `scripts/train_sync.py`, step by step, with their seconds.
 
 *sync*: a batch's rollouts begin together and each goes on by itself, so that one generates while
 another searches. *lockstep*: they take their turns together, all generate, then all search, which
-is Search-R1's schedule. Then training, then the new weights.
+is Search-R1's schedule. Then training, then the new weights. *ahead*: as *sync*, but that training
+has the next batch rolled out beside it, by the weights before: one step off.
 """
 
 import asyncio
@@ -104,7 +105,9 @@ async def _train(job: Job, trainer: "Trainer") -> Record:
     async with engines(trainer.config, job.engines) as policies:
         meter = MeteredPolicy(EnginesInTurn(policies))
         async with rolling_out(trainer.config, meter, in_step) as rollouts:
-            return await take_steps(job, trainer, rollouts, policies, meter)
+            with tempfile.TemporaryDirectory(dir=job.memory) as folder:
+                course = Course(job, trainer, rollouts, policies, meter, Path(folder))
+                return await course.run()
 
 
 @contextlib.asynccontextmanager
@@ -139,44 +142,94 @@ async def rolling_out(
             yield InStep(config, roll, step) if in_step else Freely(config, roll)
 
 
-async def take_steps(
-    job: Job,
-    trainer: "Trainer",
-    rollouts: Rollouts,
-    policies: Sequence["VllmPolicy"],
-    meter: MeteredPolicy,
-) -> Record:
-    """Push, evaluate where the job says so, roll out, update; with the seconds of each."""
-    steps, evaluations = list[Step](), list[Evaluation]()
-    every, trained_s = trainer.config.learner.eval_every, 0.0
-    with tempfile.TemporaryDirectory(dir=job.memory) as folder:
-        for step in range(job.steps + 1):
-            pushed_s = await _timed(_push_all(trainer, policies, step, Path(folder)))
-            trained_s += pushed_s
-            if job.learns and (step % every == 0 or step == job.steps):
-                scores = await rollouts.evaluate()
-                found = Evaluation(step, trained_s, scores["em"], scores.get("sampled_em"))
-                evaluations.append(found)
-            if step == job.steps:
-                break
-            before, asked_s = meter.tokens, time.monotonic()
-            batch = await rollouts.batch(step)
+class Course:
+    """The steps of a job, with the seconds of each, and its evaluations; `folder`: for weights."""
+
+    def __init__(
+        self,
+        job: Job,
+        trainer: "Trainer",
+        rollouts: Rollouts,
+        policies: Sequence["VllmPolicy"],
+        meter: MeteredPolicy,
+        folder: Path,
+    ) -> None:
+        self._job, self._trainer, self._rollouts = job, trainer, rollouts
+        self._policies, self._meter, self._folder = policies, meter, folder
+        self._every, self._last = trainer.config.learner.eval_every, job.steps
+        self._trained_s, self._pushed_s, self._sampled = 0.0, 0.0, 0
+        self._steps, self._evaluations = list[Step](), list[Evaluation]()
+
+    async def run(self) -> Record:
+        """Take all of them."""
+        await (self._ahead() if self._job.kind == "ahead" else self._in_turn())
+        return Record(tuple(self._steps), tuple(self._evaluations))
+
+    async def _in_turn(self) -> None:
+        """Push, evaluate, roll out, update."""
+        for step in range(self._last):
+            await self._show(step)
+            asked_s = time.monotonic()
+            batch = await self._rollouts.batch(step)
             rolled_s = time.monotonic()
-            learn(trainer, batch)
-            done_s = time.monotonic()
-            trained_s += done_s - asked_s
-            steps.append(
-                Step(
-                    at_s=time.time(),
-                    update_s=done_s - rolled_s,
-                    wait_s=rolled_s - asked_s,
-                    pause_s=pushed_s,
-                    tokens=action_tokens(batch),
-                    sampled=meter.tokens - before,
-                    turns=turns_of(payload for group in batch.groups for payload in group),
-                )
+            learn(self._trainer, batch)
+            self._note(batch, rolled_s - asked_s, time.monotonic() - rolled_s)
+        await self._show(self._last)
+
+    async def _ahead(self) -> None:
+        """Roll each batch out beside the update of the one before it, which both end before the
+        weights are pushed; the last update has one beside it, too.
+        """
+        await _push_all(self._trainer, self._policies, 0, self._folder)
+        coming = asyncio.ensure_future(self._rollouts.batch(0))
+        try:
+            for step in range(self._last):
+                asked_s = time.monotonic()
+                batch = await coming
+                waited_s = time.monotonic() - asked_s
+                await self._show(step)
+                coming = asyncio.ensure_future(self._rollouts.batch(step + 1))
+                begun_s = time.monotonic()
+                await asyncio.to_thread(learn, self._trainer, batch)
+                self._note(batch, waited_s, time.monotonic() - begun_s, old=step > 0)
+            if self._job.learns:
+                await coming  # its evaluation has the engines to itself, as the others have
+        finally:
+            coming.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await coming
+        await self._show(self._last)
+
+    async def _show(self, version: int) -> None:
+        """Push the weights, and evaluate them where the job says so."""
+        self._pushed_s = await _timed(
+            _push_all(self._trainer, self._policies, version, self._folder)
+        )
+        self._trained_s += self._pushed_s
+        if self._job.learns and (version % self._every == 0 or version == self._last):
+            before = self._meter.tokens
+            found = await self._rollouts.evaluate()
+            self._sampled += self._meter.tokens - before
+            scores = found["em"], found.get("sampled_em")
+            self._evaluations.append(Evaluation(version, self._trained_s, *scores))
+
+    def _note(self, batch: Batch, wait_s: float, update_s: float, *, old: bool = False) -> None:
+        """A step that has ended now; `old`: its tokens are those of the version before."""
+        self._trained_s += wait_s + update_s
+        sampled, self._sampled = self._meter.tokens - self._sampled, self._meter.tokens
+        self._steps.append(
+            Step(
+                at_s=time.time(),
+                update_s=update_s,
+                wait_s=wait_s,
+                pause_s=self._pushed_s,
+                tokens=action_tokens(batch),
+                sampled=sampled,
+                staleness=float(old),
+                staleness_max=float(old),
+                turns=turns_of(payload for group in batch.groups for payload in group),
             )
-    return Record(tuple(steps), tuple(evaluations))
+        )
 
 
 async def _push_all(

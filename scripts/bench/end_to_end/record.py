@@ -11,7 +11,7 @@ import msgspec
 
 from replay.codec import decode_wire
 
-Kind = Literal["lockstep", "sync", "async", "parts"]
+Kind = Literal["lockstep", "sync", "ahead", "async", "parts"]
 TaskName = Literal["demo", "wiki"]
 
 

@@ -145,9 +145,10 @@ DEMO = Task(
         "sync": Mode("sync", threads=2),
         "sync_1_thread": Mode("sync"),
         "sync_2_engines": Mode("sync", threads=2, engines=2),
-        # A core each for engine and learner: of a small model one engine with all rollouts costs
-        # less processor time a token than two with half of them.
-        "one_step_off": Mode("async", staleness=1),
+        # From here on a core each for engine and learner: of a small model one engine with all
+        # rollouts costs less processor time a token than two with half of them.
+        "one_step_off": Mode("ahead", staleness=1),
+        "async_1": Mode("async", staleness=1),
         "async_2": Mode("async", staleness=2),
         "async_4": Mode("async", staleness=4),
         "async_8": Mode("async", staleness=8),
@@ -171,8 +172,8 @@ DEMO = Task(
     in_flight=384,
     updates=3,
     window=(2.0, 8.0),
-    start_s={"lockstep": 30.0, "sync": 30.0, "async": 40.0},
-    step_s={"lockstep": 4.5, "sync": 4.0, "async": 1.5},
+    start_s={"lockstep": 30.0, "sync": 30.0, "ahead": 30.0, "async": 40.0},
+    step_s={"lockstep": 4.5, "sync": 4.0, "ahead": 3.5, "async": 1.5},
     soon_s=1.8,
     parts_s=60.0,
     quick={  # of the synchronous modes those that are best at that latency on two cores

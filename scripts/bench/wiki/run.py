@@ -11,13 +11,13 @@ from scripts.wiki.pipeline.commands import OutOfTime, forage
 
 START_S = 90.0  # about what an engine takes to start: nothing is begun for less
 FIRST_S = 2 * START_S  # of the first command, which is begun in any case
-ENDING_S = 150.0  # what an end in order takes: an update under way (two minutes), its checkpoint
+ENDING_S = 180.0  # what an end in order takes: an update under way (two minutes), its checkpoint
 Forage = Callable[[Sequence[str], Path | None, Callable[[], bool], float], None]
 
 
 class Slice:
     """The time of one call. Call it to run a command. What is under way `ENDING_S` before its end
-    is ended in order, and killed as long after it. Towards the end none is begun but the first.
+    is ended in order, and killed at its end. Towards the end none is begun but the first.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Slice:
         if not self._begun and self.is_over():  # the files took all of it
             self._until = self._now() + FIRST_S
         self._begun = True
-        self._forage(words, log, self.is_over, 2 * ENDING_S)
+        self._forage(words, log, self.is_over, ENDING_S)
 
 
 def work(seeds: Iterable[Seed], time_left: Slice, report: Report) -> None:

@@ -1,7 +1,10 @@
 """The synchronous schedules: who waits for whom, and which engine a group is asked of."""
 
 import asyncio
+import time
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,10 +12,12 @@ import pytest
 
 from actors.environments.base import Retriever
 from actors.policies.base import Completion
-from replay.protocol import Lease
+from replay.protocol import Batch, Lease
 from replay.trajectory import Question, Sampling, Trajectory
 from retrieval_server.protocol import Passage
-from scripts.bench.end_to_end.loop import EnginesInTurn, Freely, InStep
+from scripts.bench.end_to_end import loop
+from scripts.bench.end_to_end.loop import Course, EnginesInTurn, Freely, InStep
+from scripts.bench.end_to_end.record import Job, Kind, Record
 from scripts.train_sync import Rollouts
 
 GROUPS, SIBLINGS, TURNS = 3, 2, 2
@@ -132,3 +137,76 @@ async def test_in_step_the_groups_go_to_the_engines_in_turn_as_well() -> None:
     await play(in_step(EnginesInTurn((first, second)), searched))
     each = SIBLINGS * TURNS + 1
     assert (first.asked, second.asked) == (each, 2 * each)
+
+
+class Beside:
+    """Batches, updates and pushes that take a moment; `log`: their beginnings and ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log, self.tokens, self.evaluated = list[str](), 0, list[int]()
+        monkeypatch.setattr(loop, "learn", self.learn)
+        monkeypatch.setattr(loop, "_push_all", self.push)
+
+    async def batch(self, step: int) -> Batch:
+        self.log.append(f"roll {step}")
+        await asyncio.sleep(0.05)
+        self.tokens += 10
+        self.log.append(f"rolled {step}")
+        return Batch(step + 1, (), (), (), {}, {}, ())
+
+    def learn(self, trainer: object, batch: Batch) -> None:
+        self.log.append(f"learn {batch.step}")
+        time.sleep(0.1)
+        self.log.append(f"learnt {batch.step}")
+
+    async def push(self, trainer: object, policies: object, version: int, folder: Path) -> None:
+        self.log.append(f"push {version}")
+
+    async def evaluate(self) -> dict[str, float]:
+        self.tokens += 1000
+        return {"em": 0.5}
+
+    async def run(self, kind: Kind, *, learns: bool = False) -> Record:
+        config = SimpleNamespace(learner=SimpleNamespace(eval_every=2))
+        job = Job(kind, "", (), 1, 3, learns, ("", 0))
+        trainer: Any = SimpleNamespace(config=config)
+        itself: Any = self
+        return await Course(job, trainer, itself, [], itself, Path()).run()
+
+
+@pytest.mark.timeout(20)
+async def test_in_turn_nothing_is_beside_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = Beside(monkeypatch)
+    found = await beside.run("sync")
+    of_steps = ((f"push {n}", f"roll {n}", f"rolled {n}") for n in range(3))
+    learnt = ((f"learn {n}", f"learnt {n}") for n in range(1, 4))
+    both = zip(of_steps, learnt, strict=True)
+    assert beside.log == [w for each in both for part in each for w in part] + ["push 3"]
+    assert [step.staleness for step in found.steps] == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.timeout(20)
+async def test_one_step_off_the_next_batch_is_beside_an_update(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside = Beside(monkeypatch)
+    found = await beside.run("ahead")
+    where = {word: place for place, word in enumerate(beside.log)}
+    for n in (1, 2):
+        assert where[f"roll {n}"] < where[f"learnt {n}"]  # by the weights before that update
+        assert max(where[f"rolled {n}"], where[f"learnt {n}"]) < where[f"push {n}"]
+        assert where[f"push {n}"] < min(where[f"roll {n + 1}"], where[f"learn {n + 1}"])
+    assert beside.log[-1] == "push 3" and "roll 3" in beside.log  # beside the last update, too
+    assert [step.staleness_max for step in found.steps] == [0.0, 1.0, 1.0]
+    assert sum(step.sampled for step in found.steps) == beside.tokens
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["sync", "ahead"])
+async def test_evaluations_are_no_tokens_of_a_step_and_have_the_engines_alone(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = Beside(monkeypatch)
+    found = await beside.run(kind, learns=True)
+    assert [each.step for each in found.evaluations] == [0, 2, 3]
+    assert all(step.sampled <= 20 for step in found.steps)

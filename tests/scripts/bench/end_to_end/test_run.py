@@ -144,7 +144,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
     [
         ({"modes": ("asink",)}, "--modes 'asink': one of lockstep"),
         ({"latencies": ("none",)}, "--latencies 'none': one of tail"),
-        ({"headline": "sync"}, "--headline 'sync': one of one_step_off"),
+        ({"headline": "sync"}, "--headline 'sync': one of async_1"),
         ({"overrides": ("learner.stepz=3",)}, "unknown key 'learner.stepz'"),
         ({"overrides": ("actors.count=1",)}, "actors.count = 1: each cell has its own: drop it, "),
         ({"overrides": ("seed=7",)}, "seed = 7: each cell has its own: drop it, and choose by --m"),
@@ -284,15 +284,16 @@ TINY = (
 def test_two_tiny_cells_are_measured(demo_cache: None, tmp_path: Path) -> None:
     kept = Kept(tmp_path, "tiny", TINY)
     kept.parts(0, lambda: PARTS)
-    cells = [
-        Cell("demo", mode, "scaled", 0, 8) for mode in ("lockstep", "async_2")
-    ]  # steps of .2 s
+    modes = ("lockstep", "one_step_off", "async_2")
+    cells = [Cell("demo", mode, "scaled", 0, 8) for mode in modes]  # steps of .2 s
     measure(cells, kept, 30.0, print)
-    lockstep, asynchronous = (kept.row(cell) for cell in cells)
-    assert lockstep and asynchronous
+    lockstep, ahead, asynchronous = (kept.row(cell) for cell in cells)
+    assert lockstep and ahead and asynchronous
+    assert ahead["staleness"] == ahead["staleness_max"] == 1.0
+    assert 0.8 < ahead["sampled_over_trained"] < 1.3
     assert lockstep["staleness"] == 0.0 and lockstep["sampled_over_trained"] == 1.0
     assert 0.0 <= asynchronous["staleness_max"] <= 2.0
-    for row in (lockstep, asynchronous):
+    for row in (lockstep, ahead, asynchronous):
         assert 0.0 <= row["engine_idle"] <= 1.0 and row["tokens_per_s"] > 0.0
         assert row["cpu"]["engine"] > 0.0
 
@@ -306,7 +307,7 @@ def test_the_command_measures_keeps_and_goes_on(
     file = tmp_path / "figures.json"
     words = ["bench", "end-to-end", *TINY, "--only", "pace", "--latencies", "zero", "--seeds", "0"]
     words += ["--steps", "1", "--out", str(tmp_path), "--json", str(file), "--modes"]
-    words += ["sync_2_engines", "one_step_off"]
+    words += ["sync_2_engines", "async_1"]
     assert cli.main([*words, "--minutes", "0"]) == 3  # the parts alone
     assert "2 cells left" in capsys.readouterr().out
     assert cli.main(words) == 0

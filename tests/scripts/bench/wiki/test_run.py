@@ -51,21 +51,21 @@ def whole(commands: Commands, minutes: float = 30.0) -> Slice:
 
 def test_a_slice_begins_nothing_towards_its_end_but_the_first() -> None:
     now, commands = [0.0], Commands()
-    time_left = Slice(3.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
-    now[0] = 3 * 60.0 - ENDING_S - START_S
+    time_left = Slice(5.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
+    now[0] = 5 * 60.0 - ENDING_S - START_S
     time_left(["warm-start"], Path("log"))
     time_left(["evaluate"], Path("log"))
     now[0] += 1.0
     with pytest.raises(OutOfTime, match="forage train"):
         time_left(["train"], Path("log"))
     assert commands.asked == [["warm-start"], ["evaluate"]]
-    late = Slice(3.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
-    now[0] += 3 * 60.0
+    late = Slice(5.0, lambda words, *_: commands.asked.append([*words]), lambda: now[0])
+    now[0] += 5 * 60.0
     late(["train"], Path("log"))  # else nothing would ever be made
     assert commands.asked[-1] == ["train"]
 
 
-def test_what_is_under_way_is_told_before_the_slice_ends_and_killed_after_it() -> None:
+def test_what_is_under_way_is_told_before_the_slice_ends_and_killed_at_its_end() -> None:
     now, seen = [0.0], list[tuple[bool, float]]()
 
     def forage(words: object, log: object, is_over: Callable[[], bool], patience_s: float) -> None:
@@ -73,7 +73,7 @@ def test_what_is_under_way_is_told_before_the_slice_ends_and_killed_after_it() -
             seen.append((is_over(), patience_s))
 
     Slice(30.0, forage, lambda: now[0])(["train"], Path("log"))
-    assert seen == [(False, 2 * ENDING_S), (False, 2 * ENDING_S), (True, 2 * ENDING_S)]
+    assert seen == [(False, ENDING_S), (False, ENDING_S), (True, ENDING_S)]
 
 
 def test_everything_is_made_once_and_in_an_order_that_can_be(tmp_path: Path) -> None:
