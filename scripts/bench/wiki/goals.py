@@ -1,5 +1,5 @@
-"""The goals of `forage bench wiki`: trained above what answers in one turn, with its knowledge or
-without, and not below teaching; nothing that should never be.
+"""The goals of `forage bench wiki`: trained above what answers in one turn, untrained as trained,
+and not below teaching; no faults.
 
 A gap is the low end of one interval minus the high end of another: above 0 they do not overlap.
 """
