@@ -17,6 +17,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -27,6 +28,7 @@ from configs import hints
 from configs.load import FIELDS, ConfigError
 from configs.runtime.files import Locked, LockUnsupported
 from configs.runtime.process import Exit, assert_packages, die_with_parent
+from configs.runtime.signals import Interrupt
 from scripts.command.options import flag
 from scripts.command.terminal import complain
 from scripts.setup.overrides import is_override
@@ -220,7 +222,7 @@ def application(name: str) -> typer.Typer:
     for path, command in COMMANDS.items():
         group, _, last = path.rpartition(" ")
         place, panel = (groups[group], None) if group else (app, _theme(last))
-        called = _callback(command) if path == name else _unread
+        called = _callback(command, group == "bench") if path == name else _unread
         place.command(last, help=command.help, rich_help_panel=panel)(called)
     return app
 
@@ -263,7 +265,8 @@ def _options_of(command: Command) -> list[Field[Any]]:
     return found
 
 
-def _callback(command: Command) -> Callable[..., int | None]:
+def _callback(command: Command, in_order: bool) -> Callable[..., int | None]:
+    """`in_order`: SIGTERM ends it as Ctrl-C does, so that its folders go with it."""
     function = command.function()
     options = get_type_hints(function)["options"]
     parameters = [_parameter(each) for each in _options_of(command)]
@@ -271,7 +274,8 @@ def _callback(command: Command) -> Callable[..., int | None]:
     def call(**given: Any) -> int | None:
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
         try:
-            return function(options(**values))
+            with Interrupt() if in_order else nullcontext():
+                return function(options(**values))
         except KeyboardInterrupt:  # typer would end without a word
             return _end("interrupted", Exit.INTERRUPTED)
 

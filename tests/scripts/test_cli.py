@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from configs.runtime.files import Locked
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
+from scripts.bench.harness import in_memory
 from scripts.command.options import Options, argument, option, overrides
 
 
@@ -150,6 +152,26 @@ def test_an_interrupted_command_says_so(
     monkeypatch.setattr(cli.Command, "function", lambda self: interrupted)
     assert cli.main(["asked", "m"]) == Exit.INTERRUPTED
     assert capsys.readouterr().err == "forage: interrupted\n"
+
+
+def test_sigterm_ends_a_benchmark_in_order(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders: list[Path] = []
+
+    def measures(options: AskedOptions) -> int:
+        with in_memory() as folder:
+            folders.append(folder)
+            signal.raise_signal(signal.SIGTERM)
+        return Exit.DONE
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setitem(cli.COMMANDS, "bench asked", cli.COMMANDS["asked"])
+    monkeypatch.setattr(cli.Command, "function", lambda self: measures)
+    assert cli.main(["bench", "asked", "m"]) == Exit.INTERRUPTED
+    assert capsys.readouterr().err == "forage: interrupted\n"
+    assert not folders[0].exists()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_every_command_has_a_theme_and_its_function() -> None:
