@@ -2,8 +2,7 @@
 
 A command is a function that takes one frozen dataclass of options (`scripts.command.options`).
 Its module is imported when the command is called, so that `forage --help` is quick. Exit codes: 0
-done, 1 failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return one of its
-own.
+done, 1 failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may return others.
 """
 
 import difflib
@@ -163,8 +162,7 @@ def main(words: Sequence[str] | None = None) -> int:
         first = dict.fromkeys(path.split()[0] for path in COMMANDS)
         command.commands = {word: command.commands[word] for word in first}  # groups were last
         _bare(command)
-        listed = _options_of(COMMANDS[name]) if name else []
-        spread = list(_one_each(words, listed))
+        spread = list(_one_each(words, _options_of(COMMANDS[name]) if name else []))
         return command.main(spread, prog_name="forage", standalone_mode=False) or Exit.DONE
     except typer.TyperException as error:
         return _end(_explained(error, name, words), Exit.BAD_INPUT)
@@ -266,7 +264,6 @@ def _options_of(command: Command) -> list[Field[Any]]:
 
 
 def _callback(command: Command, in_order: bool) -> Callable[..., int | None]:
-    """`in_order`: SIGTERM ends it as Ctrl-C does, so that its folders go with it."""
     function = command.function()
     options = get_type_hints(function)["options"]
     parameters = [_parameter(each) for each in _options_of(command)]
@@ -274,7 +271,7 @@ def _callback(command: Command, in_order: bool) -> Callable[..., int | None]:
     def call(**given: Any) -> int | None:
         values = {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
         try:
-            with Interrupt() if in_order else nullcontext():
+            with Interrupt() if in_order else nullcontext():  # SIGTERM as Ctrl-C: folders go
                 return function(options(**values))
         except KeyboardInterrupt:  # typer would end without a word
             return _end("interrupted", Exit.INTERRUPTED)
