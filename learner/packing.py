@@ -17,6 +17,7 @@ from replay.trajectory import TokenSequence
 
 # A micro-batch ends where the next row would make padding more than a tenth of it.
 LEAST_FILL = 0.9
+WIDTHS_IN_AN_OCTAVE = 16  # at most a sixteenth of a row is padding for their sake
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,17 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
+def width_of(length: int) -> int:
+    """The width that a row of this length is padded to where it is the longest of its micro-batch:
+    itself below 32, then 16 to a doubling.
+
+    So few shapes come again and again. Of ever new ones an allocator would be left with gaps that
+    fit no later tensor, and a library of kernels with as many that it has made for one shape.
+    """
+    step = max(1, (1 << length.bit_length() >> 1) // WIDTHS_IN_AN_OCTAVE)
+    return -(-length // step) * step
+
+
 def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Indices in micro-batches, longest first, each of at most `budget_tokens` padded tokens and
     filled to at least LEAST_FILL.
@@ -148,12 +160,12 @@ def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     A row longer than the budget goes alone. Equal lengths keep their order.
     """
     packed: list[list[int]] = []
-    longest = tokens = 0
+    width = tokens = 0
     for index in _longest_first(lengths):
-        padded = longest * (len(packed[-1]) + 1) if packed else 0
+        padded = width * (len(packed[-1]) + 1) if packed else 0
         if not packed or padded > budget_tokens or tokens + lengths[index] < LEAST_FILL * padded:
             packed.append([])
-            longest, tokens = lengths[index], 0
+            width, tokens = width_of(lengths[index]), 0
         packed[-1].append(index)
         tokens += lengths[index]
     return packed
@@ -188,10 +200,10 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
     """The rows of these indices as one micro-batch; without any, one row that trains nothing."""
     chosen = [rows[i] for i in row_ids] or [_EMPTY_ROW]
-    longest = max(len(row) for row in chosen)
+    width = width_of(max(len(row) for row in chosen))
 
     def stack(name: str) -> Tensor:
-        padded = np.zeros((len(chosen), longest), getattr(chosen[0], name).dtype)
+        padded = np.zeros((len(chosen), width), getattr(chosen[0], name).dtype)
         for target, row in zip(padded, chosen, strict=True):
             target[: len(row)] = getattr(row, name)
         return torch.from_numpy(padded)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row
+from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row, width_of
 from replay.trajectory import TokenSequence, Trajectory
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
 
 def padded(packed: list[list[int]], sizes: list[int]) -> int:
-    return sum(len(ids) * max(sizes[i] for i in ids) for ids in packed if ids)
+    return sum(len(ids) * width_of(max(sizes[i] for i in ids)) for ids in packed if ids)
 
 
 @given(lengths, st.integers(1, 600))
@@ -25,6 +25,20 @@ def test_every_row_once_within_the_budget_and_hardly_padded(sizes: list[int], bu
     for ids in packed:
         assert len(ids) == 1 or padded([ids], sizes) <= budget
         assert sum(sizes[i] for i in ids) >= LEAST_FILL * padded([ids], sizes)
+
+
+@given(st.integers(1, 1 << 18))
+def test_a_width_holds_its_row_and_little_more(length: int) -> None:
+    width = width_of(length)
+    assert length <= width <= length + length // 16 and width_of(width) == width
+    assert length < 32 or width % (2 ** (len(f"{length:b}") - 5)) == 0
+    # No longer than a model that allows for so many positions can take.
+    assert width <= 2 ** len(f"{length - 1:b}") or length == 1
+
+
+def test_widths_are_few() -> None:
+    assert [width_of(length) for length in (1, 31, 33, 70, 257, 300)] == [1, 31, 34, 72, 272, 304]
+    assert len({width_of(length) for length in range(256, 1024)}) == 33
 
 
 @given(lengths, st.integers(1, 5))
@@ -99,6 +113,7 @@ def test_padding_adds_only_masked_zeros(trajectory: Callable[..., Trajectory]) -
     rows = [to_row(trajectory(seed=seed).sequences[0], 1.0, 0, 0.1 * seed) for seed in range(4)]
     micro = pad([2, 0], rows)
     assert micro.row_ids.tolist() == [2, 0]
+    assert micro.tokens.shape == (2, width_of(max(len(rows[0]), len(rows[2]))))
     assert micro.coefficients.tolist() == pytest.approx([0.2, 0.0])
     assert micro.rows.tolist() == [0] * rows[2].loss_mask.sum() + [1] * rows[0].loss_mask.sum()
     for row, index in enumerate([2, 0]):
