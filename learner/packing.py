@@ -15,9 +15,10 @@ from torch import Tensor
 
 from replay.trajectory import TokenSequence
 
-# A micro-batch ends where the next row would make padding more than a tenth of it.
+# A micro-batch ends where the next row would make padding, that of its width included, more than a
+# tenth of it.
 LEAST_FILL = 0.9
-WIDTHS_IN_AN_OCTAVE = 16  # at most a sixteenth of a row is padding for their sake
+WIDTHS_PER_DOUBLING = 16  # rounding up adds at most a sixteenth to the longest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +143,15 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return shares
 
 
-def width_of(length: int) -> int:
-    """The width that a row of this length is padded to where it is the longest of its micro-batch:
-    itself below 32, then 16 to a doubling.
+def padded_width(length: int) -> int:
+    """The columns of a micro-batch whose longest row has `length` tokens: `length` below 32, else
+    rounded up to one of 16 values per power of two (33 → 34, 257 → 272).
 
-    So few shapes come again and again. Of ever new ones an allocator would be left with gaps that
-    fit no later tensor, and a library of kernels with as many that it has made for one shape.
+    The same few widths come again and again, and with them the sizes of tensors: were each new, an
+    allocator would be left with ever more free blocks that no later tensor fits. Padding may exceed
+    a model's number of positions where that is no such value; powers of two are.
     """
-    step = max(1, (1 << length.bit_length() >> 1) // WIDTHS_IN_AN_OCTAVE)
+    step = max(1, (1 << length.bit_length() >> 1) // WIDTHS_PER_DOUBLING)
     return -(-length // step) * step
 
 
@@ -157,7 +159,8 @@ def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
     """Indices in micro-batches, longest first, each of at most `budget_tokens` padded tokens and
     filled to at least LEAST_FILL.
 
-    A row longer than the budget goes alone. Equal lengths keep their order.
+    A row whose padded width exceeds the budget goes alone, and exceeds it. Equal lengths keep their
+    order.
     """
     packed: list[list[int]] = []
     width = tokens = 0
@@ -165,7 +168,7 @@ def pack(lengths: Sequence[int], budget_tokens: int) -> list[list[int]]:
         padded = width * (len(packed[-1]) + 1) if packed else 0
         if not packed or padded > budget_tokens or tokens + lengths[index] < LEAST_FILL * padded:
             packed.append([])
-            width, tokens = width_of(lengths[index]), 0
+            width, tokens = padded_width(lengths[index]), 0
         packed[-1].append(index)
         tokens += lengths[index]
     return packed
@@ -200,7 +203,7 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
 def pad(row_ids: Sequence[int], rows: Sequence[Row]) -> MicroBatch:
     """The rows of these indices as one micro-batch; without any, one row that trains nothing."""
     chosen = [rows[i] for i in row_ids] or [_EMPTY_ROW]
-    width = width_of(max(len(row) for row in chosen))
+    width = padded_width(max(len(row) for row in chosen))
 
     def stack(name: str) -> Tensor:
         padded = np.zeros((len(chosen), width), getattr(chosen[0], name).dtype)

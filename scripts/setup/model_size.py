@@ -289,7 +289,9 @@ def uneven_shares(config: Config, model: Model) -> Iterator[str]:
 
 
 def tokens_at_once(config: Config) -> int:
-    """Padded tokens of the largest micro-batch: a row longer than the budget goes alone."""
+    """Padded tokens of the largest micro-batch: a row longer than the budget goes alone (its width
+    is rounded up, by a sixteenth at most, which is not reckoned).
+    """
     longest, group = config.model.max_model_len, config.replay.group_size
     step = config.replay.groups_per_step * group * longest
     return min(max(config.learner.micro_batch_tokens, longest), step)

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, to_row, width_of
+from learner.imitation import lay_out
+from learner.packing import LEAST_FILL, deal, pack, pack_shares, pad, padded_width, to_row
 from replay.trajectory import TokenSequence, Trajectory
 
 lengths = st.lists(st.integers(1, 200), min_size=1, max_size=40)
 
 
 def padded(packed: list[list[int]], sizes: list[int]) -> int:
-    return sum(len(ids) * width_of(max(sizes[i] for i in ids)) for ids in packed if ids)
+    return sum(len(ids) * padded_width(max(sizes[i] for i in ids)) for ids in packed if ids)
 
 
 @given(lengths, st.integers(1, 600))
@@ -29,16 +30,16 @@ def test_every_row_once_within_the_budget_and_hardly_padded(sizes: list[int], bu
 
 @given(st.integers(1, 1 << 18))
 def test_a_width_holds_its_row_and_little_more(length: int) -> None:
-    width = width_of(length)
-    assert length <= width <= length + length // 16 and width_of(width) == width
+    width = padded_width(length)
+    assert length <= width <= length + length // 16 and padded_width(width) == width
     assert length < 32 or width % (2 ** (len(f"{length:b}") - 5)) == 0
-    # No longer than a model that allows for so many positions can take.
-    assert width <= 2 ** len(f"{length - 1:b}") or length == 1
+    # Never past the next power of two: a context of 2^k tokens is kept.
+    assert width <= 2 ** len(f"{length - 1:b}")
 
 
 def test_widths_are_few() -> None:
-    assert [width_of(length) for length in (1, 31, 33, 70, 257, 300)] == [1, 31, 34, 72, 272, 304]
-    assert len({width_of(length) for length in range(256, 1024)}) == 33
+    assert [padded_width(length) for length in (1, 31, 33, 70, 257)] == [1, 31, 34, 72, 272]
+    assert len({padded_width(length) for length in range(256, 1024)}) == 33
 
 
 @given(lengths, st.integers(1, 5))
@@ -113,13 +114,20 @@ def test_padding_adds_only_masked_zeros(trajectory: Callable[..., Trajectory]) -
     rows = [to_row(trajectory(seed=seed).sequences[0], 1.0, 0, 0.1 * seed) for seed in range(4)]
     micro = pad([2, 0], rows)
     assert micro.row_ids.tolist() == [2, 0]
-    assert micro.tokens.shape == (2, width_of(max(len(rows[0]), len(rows[2]))))
     assert micro.coefficients.tolist() == pytest.approx([0.2, 0.0])
     assert micro.rows.tolist() == [0] * rows[2].loss_mask.sum() + [1] * rows[0].loss_mask.sum()
     for row, index in enumerate([2, 0]):
         size = len(rows[index])
         assert micro.tokens[row, :size].tolist() == rows[index].tokens.tolist()
         assert not micro.tokens[row, size:].any() and not micro.loss_mask[row, size:].any()
+
+
+def test_the_longest_row_is_rounded_up_too() -> None:
+    prompts = [np.arange(length, dtype=np.int32) for length in (70, 66)]
+    rows = lay_out([[(prompt, False), (prompt[:1], True)] for prompt in prompts])
+    micro = pad([0, 1], rows)
+    assert [len(row) for row in rows] == [71, 67] and micro.tokens.shape == (2, 72)
+    assert micro.loss_mask.nonzero().tolist() == [[0, 70], [1, 66]]
 
 
 def test_no_rows_are_one_row_of_nothing() -> None:

@@ -39,6 +39,13 @@ MUTANTS = (
         ("tests/learner/test_packing.py",),
     ),
     Mutant(
+        "width of its own",
+        "learner/packing.py",
+        "width = padded_width(max(len(row) for row in chosen))",
+        "width = max(len(row) for row in chosen)",
+        ("tests/learner/test_packing.py",),
+    ),
+    Mutant(
         "observations of demonstrations learnt",
         "learner/imitation.py",
         "loss_mask=np.repeat([own for _, own in segments], lengths)",

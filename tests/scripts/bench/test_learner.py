@@ -19,7 +19,9 @@ from scripts.bench.learner import (
     WIKI,
     Watch,
     bare_pass,
+    last_over_first,
     measure_update,
+    medians,
     random_batch,
     rollout,
 )
@@ -92,13 +94,22 @@ def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
         head.measure("none", tmp_path / "none", 1)  # type: ignore[arg-type]
 
 
+def test_a_pace_is_compared_at_its_ends() -> None:
+    assert last_over_first([10.0, 8.0, 1.0, 5.0, 4.0]) == 0.5
+    assert last_over_first([10.0, 8.0, 5.0, 4.0]) is None
+
+
 @pytest.mark.slow
 def test_the_parts_make_up_the_update(demo_model: ModelConfig) -> None:
     config = Config(model=demo_model, learner=LearnerConfig(lr=1e-4, micro_batch_tokens=2048))
-    rates, peaks = measure_update(
-        config, build(random_batch(DEMO), config.learner, vocabulary=MOST_IDS), 1
-    )
+    batches = [
+        build(random_batch(DEMO, seed), config.learner, vocabulary=MOST_IDS) for seed in (0, 1)
+    ]
+    assert batches[0].gauges["learner/tokens"] != batches[1].gauges["learner/tokens"]
+    found, peaks = measure_update(config, batches, print)
+    assert {len(values) for values in found.values()} == {1}
+    over_bare, rates = medians(found).values()
+    assert over_bare == rates["whole update"] / rates.pop("bare passes") > 0.0
     assert peaks.keys() < rates.keys() and peaks["whole update"] >= peaks["forward + backward"] > 0
     whole = 1.0 / rates.pop("whole update")
-    assert rates.pop("update_over_bare") > 0.0 and rates.pop("bare passes") > 0.0
     assert sum(1.0 / rate for rate in rates.values()) == pytest.approx(whole)
