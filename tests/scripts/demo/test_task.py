@@ -15,6 +15,7 @@ from actors.prompt import Prompter
 from configs.load import load
 from configs.runtime.process import REPOSITORY
 from learner.imitation import Segment
+from learner.packing import padded_width
 from retrieval_server.protocol import Passage
 from scripts.demo.play import MAX_ACTION_TOKENS, Habits, demonstrate, observation
 from scripts.demo.start import Recipe, Trainer, copy_row, make_model
@@ -117,7 +118,7 @@ def cross_entropy_step(
 ) -> float:
     """Padded by hand, all logits of what is written at once."""
     flat = [[(token, own) for tokens, own in row for token in tokens] for row in rows]
-    width = max(map(len, flat))
+    width = padded_width(max(map(len, flat)))
     padded = [row + [(IDS[PAD], False)] * (width - len(row)) for row in flat]
     ids = torch.tensor([[token for token, _ in row] for row in padded])
     trained = torch.tensor([[own for _, own in row] for row in padded])[:, 1:]

@@ -65,7 +65,7 @@ def test_a_launcher_goes_on_when_its_terminal_is_gone(tmp_path: Path) -> None:
     assert os.getsid(pid) == pid and launcher.terminal() is None
     launcher.send_signal(signal.SIGHUP)
     end = time.monotonic() + DEADLINE_S
-    while "at work" not in log.read_text() and time.monotonic() < end:
+    while not log.read_text().endswith("at work False\n") and time.monotonic() < end:
         time.sleep(0.02)
     assert log.read_text() == "of an earlier start\nchecked\nplacing\nat work False\n"
     launcher.send_signal(signal.SIGINT)
