@@ -96,12 +96,13 @@ def broken(line: str, width: int) -> str:
     hang = f"{indent}  "
     lines = [indent]
     for blanks, word in re.findall(r"(\s*)(\S+)", line.lstrip()):
-        room = width - cell_len(lines[-1] + blanks)
-        if cell_len(word) <= room or ("/" in word and not lines[-1].strip()):
+        # Measured as they stand together: what a joiner takes depends on what it joins.
+        fits = cell_len(lines[-1] + blanks + word) <= width
+        if fits or ("/" in word and not lines[-1].strip()):
             lines[-1] += blanks + word
-        elif "/" in word or cell_len(word) <= width - len(hang):
+        elif "/" in word or cell_len(hang + word) <= width:
             lines.append(hang + word)
-        elif room > 1:
+        elif width - cell_len(lines[-1] + blanks) > 1:
             lines += _folded(lines.pop() + blanks, word, hang, width)
         else:
             lines += _folded(hang, word, hang, width)
@@ -110,13 +111,11 @@ def broken(line: str, width: int) -> str:
 
 def _folded(begun: str, word: str, hang: str, width: int) -> list[str]:
     """The line that has begun, filled with the word, and those after it."""
-    lines, filled = [begun], cell_len(begun)
-    for start, end, cells in split_graphemes(word)[0]:
-        if filled + cells > width:
+    lines = [begun]
+    for start, end, _ in split_graphemes(word)[0]:
+        if cell_len(lines[-1] + word[start:end]) > width:
             lines.append(hang)
-            filled = len(hang)
         lines[-1] += word[start:end]
-        filled += cells
     return lines
 
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
@@ -153,6 +153,7 @@ WORDS = st.lists(
 
 @settings(max_examples=50, deadline=None)
 @given(st.sampled_from(["", "    ", "\t", " " * 90]), WORDS, st.integers(8, 100))
+@example("", ["\u200d\u200daaa" + "質" * 3], 8)
 def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(
     indent: str, words: list[str], width: int
 ) -> None:
