@@ -292,7 +292,7 @@ async def test_a_replay_makes_no_request(
     home: Home, configured: Configured, tmp_path: Path
 ) -> None:
     config = configured(home, price_usd=0.4, budget_usd=1.0)
-    queries = ("a", "nothing", "beyond the budget")
+    queries = ("a", "nothing", "another")
     async with open_live(config) as live:
         first = await asked(live, *queries)
     made = len(home.requests)
@@ -303,7 +303,7 @@ async def test_a_replay_makes_no_request(
         assert await asked(again, *queries) == first
         with pytest.raises(NotRecorded, match=r"query 'other' is not in .*answers\.jsonl"):
             await asked(again, "other")
-    assert [told(row) for row in first] == ["", "", "BudgetSpent"]
+    assert sorted(told(row) for row in first) == ["", "", "BudgetSpent"]  # in any order
     assert len(home.requests) == made == 2
     assert sorted(each.read_bytes() for each in record.parent.iterdir()) == before
 
