@@ -68,8 +68,9 @@ class BenchLearnerOptions(harness.BenchOptions):
 
     threads: int = option("threads of torch, on the CPU", default=1, least=1)
     model: Path | None = option(
-        "measure only the update of this model folder, with configs/wiki.yaml's settings: 12 "
-        "updates (quick: 2), with 135 million parameters half an hour on two cores",
+        "measure only the update of this model folder, with configs/wiki.yaml's settings: "
+        f"{UPDATES} updates (quick: {QUICK_UPDATES}), of 135 million parameters half an hour on "
+        "two cores",
         metavar="FOLDER",
     )
 
