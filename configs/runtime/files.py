@@ -9,6 +9,7 @@
     lines_since      the whole lines of a file that another process appends to
     latest_s         the latest time that such a line may tell
     decoded          a line, or a file, of JSON that anybody may have written
+    full_disk        what to say where that is why nothing could be written
 
 A draft lies beside what it replaces and is called `NAME.draft`, and a folder that is on its way out
 `NAME.old`; a process that is killed may leave one, which the next writer removes. A lock belongs to
@@ -22,6 +23,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -32,6 +34,9 @@ import msgspec
 
 MOST_IDS = 1 << 31  # of a vocabulary
 DRAFT_SUFFIX, OLD_SUFFIX = ".draft", ".old"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# As programs and libraries say it, some of whose errors have no number; the last one is numpy.
+_SAID_FULL = re.compile("|".join([*map(os.strerror, _FULL), r"\d+ requested and \d+ written"]))
 _Kind = TypeVar("_Kind")
 
 
@@ -194,6 +199,16 @@ def making(folder: Path, *, durable: bool = True, replaces: bool = False) -> Ite
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def is_full(why: Exception | str) -> bool:
+    """True for what a full disk or quota comes to: an error, or what a program or library said."""
+    return getattr(why, "errno", None) in _FULL or bool(_SAID_FULL.search(str(why)))
+
+
+def full_disk(folder: Path, why: Exception | str) -> str:
+    """Tell that the disk of `folder` is full, and the remedy, where `why` says so; "" elsewhere."""
+    return f"the disk of {folder} is full: make room there" if is_full(why) else ""
 
 
 def write_durably(path: Path, data: bytes | str) -> None:

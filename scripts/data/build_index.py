@@ -13,6 +13,7 @@ import msgspec
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from configs.load import ConfigError
+from configs.runtime.files import full_disk
 from configs.runtime.process import limit_threads
 from retrieval_server.encoder_settings import EncoderSettings, require_encoder, settings_of
 from retrieval_server.index.build import build_bm25, build_dense, build_tantivy
@@ -64,7 +65,7 @@ def index(options: IndexOptions) -> None:
     limit_threads(options.threads)
     begun = time.monotonic()
     try:
-        with refusing(RetrievalError, OSError), _bar() as progress:
+        with refusing(RetrievalError, OSError), _bar() as progress, _writing(options.out):
             made = _build(options, progress)
     except KeyboardInterrupt:
         print("forage: interrupted; the same command goes on from here", file=sys.stderr)
@@ -76,6 +77,17 @@ def index(options: IndexOptions) -> None:
         f"{made.passages:,} passages, {kind}, {size / 1e6:,.1f} MB, "
         f"{time.monotonic() - begun:.1f} s: serve it with retrieval.index={options.out}{meant}"
     )
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Raise ConfigError where the disk of `folder` is full, whichever library met that."""
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:
+        if full := full_disk(folder, error):
+            raise ConfigError(full) from error
+        raise
 
 
 def _build(options: IndexOptions, progress: Callable[[str, int, int], None]) -> Manifest:

@@ -5,9 +5,11 @@ the path and needs no network again. What the cache has is taken as it is, witho
 knows the layouts of data sets that the `datasets` library knows by their files' names.
 """
 
+import errno
 import glob
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from configs.load import ConfigError, marked
+from configs.runtime.files import is_full
 from configs.schema import Config
 from configs.section import HUB_DATA, HUB_MODEL
 from scripts.command.terminal import status
@@ -37,6 +40,7 @@ _SPLITS = {
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
+_MAKE_ROOM = "make room there, or set HF_HOME"
 _Choose = Callable[[Iterable[str]], list[str]]
 
 
@@ -121,7 +125,12 @@ def data_file(field: str, name: str, wanted: Sequence[str]) -> Path:
 def _is_path(value: str) -> bool:
     """True for what is here, or is meant to be: a file's name, something in a folder of ours."""
     path = Path(value)
-    return path.exists() or path.suffix in _FILES or Path(path.parts[0]).is_dir()
+    try:
+        return path.exists() or path.suffix in _FILES or Path(path.parts[0]).is_dir()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise
 
 
 def _where(field: str, value: str) -> str:
@@ -206,13 +215,14 @@ def _fetched(
     )
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
+    _require_name(name, where)
     with suppress(CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
         tree = get_cached_repo_tree(name, repo_type=kind)
         return _snapshot(kind, name, choose([file.path for file in tree]), local=True)
     failed = (httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, XetDownloadError)
     try:
         with _network():
-            return _download(kind, name, field, choose)
+            return _download(kind, name, field, where, choose)
     except failed as error:
         with suppress(LocalEntryNotFoundError, ConfigError):  # an older library lists no files
             folder = Path(snapshot_download(name, repo_type=kind, local_files_only=True))
@@ -221,7 +231,24 @@ def _fetched(
         raise ConfigError(f"{where}: {_why(error, kind, name, field)}") from error
 
 
-def _download(kind: str, name: str, field: str, choose: _Choose) -> tuple[Path, list[str]]:
+def _require_name(name: str, where: str) -> None:
+    """Raise ConfigError where nothing on the Hub can be called so."""
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ConfigError(
+            f"{where}: there is no {Path(name).resolve()}, and no name on the Hub is like that "
+            "(ASCII letters, digits, '-', '_' and '.', at most 96 on each side of the '/', "
+            "no .git at the end): name a path as seen from here"
+        ) from error
+
+
+def _download(
+    kind: str, name: str, field: str, where: str, choose: _Choose
+) -> tuple[Path, list[str]]:
     """The snapshot that the chosen files were just fetched into, and these; with progress."""
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
@@ -231,21 +258,59 @@ def _download(kind: str, name: str, field: str, choose: _Choose) -> tuple[Path, 
     info = look(name, files_metadata=True)
     sizes = {each.rfilename: each.size or 0 for each in info.siblings or ()}
     files = choose(sizes)
-    size = sum(sizes[file] for file in files) / 1e6
-    told = f"{len(files)} {'files' if files[1:] else 'file'}, {size:,.1f} MB"
+    size = sum(sizes[file] for file in files)
+    with disable_progress_bars():
+        _require_room(kind, name, info.sha, files, size, where)
+    told = f"{len(files)} {'files' if files[1:] else 'file'}, {size / 1e6:,.1f} MB"
     print(f"forage: {field}: fetching {name} from the Hub ({told})", file=sys.stderr)
-    if sys.stderr.isatty():
-        return _snapshot(kind, name, files, local=False)
-    with disable_progress_bars(), status(f"fetching {name}"):
-        return _snapshot(kind, name, files, local=False)
+    try:
+        if sys.stderr.isatty():
+            return _snapshot(kind, name, files, local=False)
+        with disable_progress_bars(), status(f"fetching {name}"):
+            return _snapshot(kind, name, files, local=False)
+    except (OSError, RuntimeError) as error:
+        if not is_full(error):
+            raise
+        raise ConfigError(f"{where}: {_needs(size)}: {_MAKE_ROOM}") from error
+
+
+def _require_room(
+    kind: str, name: str, commit: str | None, files: list[str], size: int, where: str
+) -> None:
+    """Raise ConfigError where the disk of the cache has no room for those files, of `size` bytes in
+    all, that are not in it yet.
+    """
+    from huggingface_hub import constants, snapshot_download
+
+    cache = Path(constants.HF_HUB_CACHE)
+    home = next(each for each in (cache, *cache.parents) if each.exists())
+    free = shutil.disk_usage(home).free
+    if free >= size:
+        return
+    found = snapshot_download(
+        name, repo_type=kind, revision=commit, allow_patterns=_exactly(files), dry_run=True
+    )
+    needed = sum(each.file_size or 0 for each in found if each.will_download)
+    if free < needed:
+        raise ConfigError(f"{where}: {_needs(needed)}, {free / 1e6:,.1f} MB are free: {_MAKE_ROOM}")
+
+
+def _needs(size: int) -> str:
+    from huggingface_hub import constants
+
+    return f"{size / 1e6:,.1f} MB are needed in {constants.HF_HUB_CACHE}"
 
 
 def _snapshot(kind: str, name: str, files: list[str], local: bool) -> tuple[Path, list[str]]:
     from huggingface_hub import snapshot_download
 
-    only = list(map(glob.escape, files))
+    only = _exactly(files)
     path = snapshot_download(name, repo_type=kind, allow_patterns=only, local_files_only=local)
     return Path(path), files
+
+
+def _exactly(files: Iterable[str]) -> list[str]:
+    return [glob.escape(file) for file in files]
 
 
 def _why(error: Exception, kind: str, name: str, field: str) -> str:

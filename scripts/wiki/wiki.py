@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from configs.runtime.files import DRAFT_SUFFIX, Locked, locked, making
+from configs.load import ConfigError
+from configs.runtime.files import DRAFT_SUFFIX, Locked, full_disk, locked, making
 from configs.runtime.signals import Interrupt
 from retrieval_server.index import manifest
 from scripts.command.terminal import status
@@ -64,8 +65,8 @@ class WikiFiles:
 
 
 def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFiles:
-    """Return the files of `seed`, making in `folder` what is missing. Raises WikiError,
-    ConfigError; and KeyboardInterrupt after Ctrl-C and SIGTERM, with nothing half-made left.
+    """Return the files of `seed`, making in `folder` what is missing. Raises WikiError; and
+    KeyboardInterrupt after Ctrl-C and SIGTERM, with nothing half-made left.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +74,8 @@ def build(folder: Path, seed: int, tell: Tell, *, dense: bool = False) -> WikiFi
             _sweep(folder)
             return _build(folder, seed, tell, dense)
     except OSError as error:
-        raise WikiError(f"{folder}: {error}: mend it there, then try again") from error
+        mend = f"{folder}: {error}: mend it there, then try again"
+        raise WikiError(full_disk(folder, error) or mend) from error
 
 
 def find(folder: Path, seed: int) -> WikiFiles:
@@ -174,8 +176,12 @@ def _by_vectors(folder: Path, packages: Path, corpus: Path, tell: Tell) -> Path:
 
 
 def _index(options: IndexOptions) -> None:
+    """Build it where it is not; an interrupted build goes on. Raises WikiError."""
     if not (options.out / manifest.NAME).is_file():
-        index(options)
+        try:
+            index(options)
+        except ConfigError as error:
+            raise WikiError(str(error)) from error
 
 
 def _digest(text: str, modules: tuple[object, ...]) -> str:

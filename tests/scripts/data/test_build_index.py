@@ -5,12 +5,16 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from configs.load import ConfigError
 from configs.runtime.process import Exit
 from scripts import cli
+from scripts.data import build_index
+from scripts.data.build_index import IndexOptions
 from tests.retrieval_server.encoders import make_encoder
 from tests.scripts.terminals import run_in_terminal, told_by_command
 
@@ -83,6 +87,47 @@ def test_bad_input_is_named_before_anything_is_made(
     assert cli.main(["index", *words]) == Exit.BAD_INPUT
     assert said in capsys.readouterr().err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(28, "No space left on device"),
+        OSError(122, "Disk quota exceeded"),
+        OSError("4000 requested and 496 written"),  # numpy's words
+        ValueError("An IO error occurred: 'No space left on device (os error 28)'"),  # tantivy's
+        RuntimeError("write error in x: 49107 != 512000 (No space left on device)"),  # FAISS's
+    ],
+)
+def test_a_full_disk_is_named_whoever_meets_it(
+    error: Exception, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(build_index, "build_bm25", raising(error))
+    out = tmp_path / "out"
+    assert cli.main(["index", str(corpus), str(out)]) == Exit.BAD_INPUT
+    assert f"the disk of {out} is full: make room there\n" in capsys.readouterr().err
+
+
+def test_what_is_no_full_disk_is_left_as_it_is(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = IndexOptions(corpus=corpus, out=tmp_path / "out")
+    monkeypatch.setattr(build_index, "build_bm25", raising(RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        build_index.index(options)
+    monkeypatch.setattr(build_index, "build_bm25", raising(PermissionError(13, "not yours", "x")))
+    with pytest.raises(ConfigError, match=r"^\[Errno 13\] not yours: 'x'$"):
+        build_index.index(options)
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    """A function that only raises."""
+
+    def fails(*_: object) -> None:
+        raise error
+
+    return fails
 
 
 @pytest.mark.slow

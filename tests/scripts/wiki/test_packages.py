@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import hashlib
 import shutil
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -152,8 +153,22 @@ def test_a_disk_that_fills_meanwhile_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(npm, "download", full)
-    with pytest.raises(WikiError, match="the disk is full: make room in "):
+    full = f"b 1.0 cannot be fetched: the disk of {tmp_path} is full: make room there$"
+    with pytest.raises(WikiError, match=full):
         fetch([registries.npm("b", {})], tmp_path)
+    assert not left(tmp_path)
+
+
+def test_a_disk_too_full_for_pip_s_words_is_named(
+    registries: Registries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = registries.wheel("a", {"a/x": b"1"})
+    usage = shutil._ntuple_diskusage(1, 1, 2 * wheel.size - 1)
+    monkeypatch.setattr(packages, "SPARE_BYTES", 0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(packages, "_PIP", "raise SystemExit(2)")
+    with pytest.raises(WikiError, match=f"the disk of {tmp_path} is full: make room there$"):
+        fetch([wheel], tmp_path)
     assert not left(tmp_path)
 
 
@@ -176,10 +191,10 @@ def test_an_archive_without_the_file_is_named(registries: Registries, tmp_path: 
     for package in (registries.wheel("a", {"a/x": b"1"}), registries.npm("b", {"b/y": b"2"})):
         archive = tmp_path / package.file
         archive.write_bytes(registries.files[package.file])
-        with pytest.raises(WikiError, match="holds no z: it is another version"):
+        with pytest.raises(WikiError, match=r"holds no z: rm -r .*, and it is fetched again"):
             member(archive, "z")
         archive.write_bytes(b"half")
-        with pytest.raises(WikiError, match="cannot be read"):
+        with pytest.raises(WikiError, match=r"cannot be read .*: rm -r "):
             member(archive, "z")
 
 
@@ -188,6 +203,58 @@ def test_the_part_below_a_folder_is_unpacked(registries: Registries, tmp_path: P
     (tmp_path / "w.whl").write_bytes(registries.files[package.file])
     unpack(tmp_path / "w.whl", tmp_path / "out", "a/")
     assert left(tmp_path / "out") == [tmp_path / "out" / "a" / "x"]
+
+
+def test_a_damaged_wheel_is_to_be_removed_whatever_is_damaged(tmp_path: Path) -> None:
+    archive = tmp_path / "w.whl"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr(zipfile.ZipInfo("a/x"), b"1" * 100, zipfile.ZIP_DEFLATED)
+    content = archive.read_bytes()
+    begin = 30 + len("a/x")  # of the file's data, after its header
+    for damaged in (content[:20], content[:begin] + b"\xff" + content[begin + 1 :]):
+        archive.write_bytes(damaged)
+        with pytest.raises(WikiError, match=rf"{archive} cannot be read .*: rm -r {tmp_path}, and"):
+            unpack(archive, tmp_path / "out")
+        with pytest.raises(WikiError, match=r"cannot be read .*: rm -r "):
+            member(archive, "a/x")
+
+
+BROKEN = """\
+WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after \
+connection broken by '{}': /simple/a/
+ERROR: Could not find a version that satisfies the requirement a==1.0 (from versions: none)
+ERROR: No matching distribution found for a==1.0
+"""
+REFUSED = "Failed to establish a new connection: [Errno 111] Connection refused"
+UNKNOWN = "Failed to resolve 'pypi.org' ([Errno -2] Name or service not known)"
+NOBODY, CUT = "pip reaches no package index", "the download was cut off"
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (BROKEN.format(f"NewConnectionError('<x>: {REFUSED}')"), NOBODY),
+        (BROKEN.format(f"ProxyError('Cannot connect to proxy.', OSError('{REFUSED}'))"), NOBODY),
+        (BROKEN.format("ConnectTimeoutError(<x>, 'Connection to pypi.org timed out.')"), NOBODY),
+        (BROKEN.format(f'NameResolutionError("HTTPSConnection(…): {UNKNOWN}")'), NOBODY),
+        (
+            BROKEN.format('ReadTimeoutError("HTTPConnectionPool(…): Read timed out.")'),
+            f"{NOBODY}: it does not answer in time",
+        ),
+        (
+            BROKEN.format("SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY…]'))"),
+            f"{NOBODY}: its certificate, or what it encrypts with, is refused (SSL)",
+        ),
+        ("pip._vendor.urllib3.exceptions.ReadTimeoutError: …: Read timed out.", CUT),
+        ("error: incomplete-download\n\n× Download failed after 6 attempts", CUT),
+        (BROKEN.format("ProtocolError('Connection aborted.', …)"), CUT),
+        ("ERROR: Could not install: [Errno 28] No space left on device", "No space left on device"),
+        (BROKEN[BROKEN.index("ERROR") :], "pip: No matching distribution found for a==1.0"),
+        ("", "pip: it brought no file"),
+    ],
+)
+def test_the_cause_is_what_pip_met_and_not_what_it_made_of_it(said: str, cause: str) -> None:
+    assert packages._cause(said) == cause
 
 
 def test_the_registry_is_the_environment_s_else_the_written_one(
