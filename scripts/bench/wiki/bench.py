@@ -7,7 +7,7 @@ same held-out questions. What is finished is kept in `--out`, in `.cache/wiki` a
 measured on several machines: `--add` takes the file that each leaves.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
 SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 176, 64
+QUICK_SCHEDULE = Schedule(patience=1, questions=QUICK_QUESTIONS)
 _REFUSED = {
     "seed": "seed is what --seeds says: drop the override",
     "learner.total_steps": "learner.total_steps is what --steps says: drop the override",
@@ -77,7 +78,9 @@ class BenchWikiOptions(harness.BenchOptions):
 
     overrides: tuple[str, ...] = overrides()
     quick: bool = option(
-        "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick", default=False
+        "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick; supervised learning "
+        "ends with the first measurement that is no better",
+        default=False,
     )
     seeds: tuple[int, ...] = option(
         "seeds to run (default 0 1 2; quick: 0)", default=(), metavar="N", least=0
@@ -89,7 +92,9 @@ class BenchWikiOptions(harness.BenchOptions):
         least=1,
     )
     minutes: float = option(
-        "length of a slice: what is under way at its end is ended in order", default=30.0, least=5
+        "length of a slice: three before its end what is under way is ended in order",
+        default=30.0,
+        least=5,
     )
     add: tuple[Path, ...] = option(
         "seeds measured elsewhere: the measured-….json of their --out", default=(), metavar="FILE"
@@ -104,6 +109,11 @@ class BenchWikiOptions(harness.BenchOptions):
         for field in sorted(_REFUSED.keys() & fields_of(self.overrides)):
             raise ConfigError(_REFUSED[field])
         load(CONFIG, self.overrides)
+
+    @property
+    def schedule(self) -> Schedule:
+        """Of the supervised baseline."""
+        return QUICK_SCHEDULE if self.quick else Schedule()
 
     @property
     def wanted(self) -> list[WikiOptions]:
@@ -123,26 +133,28 @@ class BenchWikiOptions(harness.BenchOptions):
         steps = load(CONFIG, given).learner.total_steps
         return {"steps": steps, "questions": self.asked, **settings(given)}
 
+    def check_added(self, elsewhere: Mapping[int, Measured]) -> None:
+        """Raise ConfigError where seeds of `add` cannot stand beside those that are wanted."""
+        for number in elsewhere:
+            if self.seeds and number not in self.seeds:
+                raise ConfigError(f"--add, seed {number}: it is not among --seeds: name it there")
+        check_alike(elsewhere, self.settings)
+
     def _task(self, seed: int) -> WikiOptions:
         return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
 
 
-def bench(options: BenchWikiOptions) -> int:
-    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
-    KeyboardInterrupt.
-    """
-    return measure(options)
-
-
-def measure(
+def bench(
     options: BenchWikiOptions,
     cache: Path = CACHE,
     recipe: Recipe | None = None,
     schedule: Schedule | None = None,
 ) -> int:
-    """The same, with another start, or another supervised baseline."""
+    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
+    KeyboardInterrupt. A test gives another cache, start or supervised baseline.
+    """
     try:
-        return _measure(options, cache, recipe or Recipe(), schedule or Schedule())
+        return _measure(options, cache, recipe or Recipe(), schedule or options.schedule)
     except WikiError as error:
         raise harness.BenchError(str(error)) from error
 
@@ -150,8 +162,8 @@ def measure(
 def _measure(options: BenchWikiOptions, cache: Path, recipe: Recipe, schedule: Schedule) -> int:
     report, on, time_left = harness.reporter(), harness.machine(), Slice(options.minutes)
     elsewhere = added(options.add)
+    options.check_added(elsewhere)
     here = [each for each in options.wanted if each.seed not in elsewhere]
-    check_alike(elsewhere, options.settings if here else None)
     options.out.mkdir(parents=True, exist_ok=True)
     seeds: list[Seed] = []
     failure: WikiError | None = None

@@ -151,16 +151,15 @@ def added(files: Iterable[Path]) -> dict[int, Measured]:
     return found
 
 
-def check_alike(seeds: Mapping[int, Measured], here: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError where seeds cannot stand beside each other, or those measured here."""
+def check_alike(seeds: Mapping[int, Measured], here: Mapping[str, Any]) -> None:
+    """Raise ConfigError where seeds have other settings than are wanted here."""
     for number, one in seeds.items():
-        theirs = here or next(iter(seeds.values())).settings
-        for name in sorted(theirs.keys() | one.settings.keys()):
-            its, value = (of.get(name, "not known") for of in (one.settings, theirs))
+        for name in sorted(here.keys() | one.settings.keys()):
+            its, value = (of.get(name, "not known") for of in (one.settings, here))
             if its != value:
                 raise ConfigError(
-                    f"--add, seed {number}: {name} {its} there, {value} "
-                    f"{'here' if here else 'of another'}: measure both with the same options"
+                    f"--add, seed {number}: {name} {its} there, {value} here: measure both with "
+                    "the same options, and give them"
                 )
 
 

@@ -46,7 +46,7 @@ TRAINED_AT_ONCE = "trained_at_once"  # asked under the environments of one turn
 SAMPLINGS = {"greedy": 0.0, "sampled": 1.0}  # temperatures
 # Of environments with one turn: more room than taught rollouts need for all their turns together.
 LONGER = ("actors.max_action_tokens=256",)
-ELSEWHERE = "made by forage demo wiki"  # in place of a digest of code
+BY_DEMO = "made by forage demo wiki"  # in place of a digest of code
 
 
 class Method(NamedTuple):
@@ -178,8 +178,8 @@ class Seed:
         """Make a piece, or go on with it. Raises ConfigError, WikiError, and what `run` raises."""
         begun, made_by = time.monotonic(), self._made_by
         places = {START: self.plan.start, TRAINING: self.plan.run}
-        elsewhere = piece in places and piece not in made_by and places[piece].exists()
-        digests = {*made_by.get(piece, ()), code_digest()} | ({ELSEWHERE} if elsewhere else set())
+        by_demo = piece in places and piece not in made_by and places[piece].exists()
+        digests = {*made_by.get(piece, ()), code_digest()} | ({BY_DEMO} if by_demo else set())
         write_json(self.folder / CODE, made_by | {piece: sorted(digests)})
         try:
             self._do(piece, run, tell)
@@ -238,7 +238,7 @@ class Seed:
             self._place(model, how),
             limit=len(self.facts),
             temperature=SAMPLINGS[how],
-            config=self.plan.start / WARM / supervised.SETTINGS if model == BASE else None,
+            config=self.plan.start / WARM / supervised.CONFIG_FILE if model == BASE else None,
             environments=asked,
             overrides=() if own in asked else LONGER,
             run=run,

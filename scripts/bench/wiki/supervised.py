@@ -10,7 +10,6 @@ It is done once the warm start, with gigabytes of an optimiser, is removed.
 
 import math
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,9 @@ import msgspec
 from configs.runtime.files import OLD_SUFFIX, is_removed, making, remove_folder, write_json
 from scripts.wiki.pipeline.commands import Run
 from scripts.wiki.pipeline.pipeline import Plan
-from scripts.wiki.pipeline.start import WARM, Candidate, Tell, learn, measure, read_record
+from scripts.wiki.pipeline.start import WARM, Candidate, Tell, candidate, read_record
 
-RECORD, BEST, SETTINGS = "learnt.json", "best", "config.yaml"
+RECORD, BEST, CONFIG_FILE = "learnt.json", "best", "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,6 @@ class Learnt(msgspec.Struct):
     """What is known of one supervised start."""
 
     measured: list[Candidate] = msgspec.field(default_factory=list)
-
-    @property
-    def ems(self) -> list[float]:
-        """Exact match, by measurement."""
-        return [each.sampled_em for each in self.measured]
 
     @property
     def best(self) -> Candidate | None:
@@ -85,24 +79,23 @@ def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) ->
     folder.mkdir(parents=True, exist_ok=True)
     learnt, warm, epoch = read(folder), folder / WARM, epoch_of(plan)
     while not has_stopped(learnt, schedule.patience, epoch):
-        found = _measure(folder, plan, schedule, len(learnt.measured) + 1, run)
-        if not learnt.measured or found.sampled_em > max(learnt.ems):
+        steps, best = schedule.every * (len(learnt.measured) + 1), learnt.best
+        found = candidate(
+            folder,
+            plan.of_start,
+            plan.files,
+            steps,
+            plan.recipe.rows,
+            limit=schedule.questions,
+            run=run,
+        )
+        if best is None or found.sampled_em > best.sampled_em:
             _keep(warm, folder / BEST)
         learnt.measured.append(found)
         write_json(folder / RECORD, learnt)
         tell(f"{found.steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
     for each in _passing(folder):
         remove_folder(each)
-
-
-def _measure(folder: Path, plan: Plan, schedule: Schedule, number: int, run: Run) -> Candidate:
-    begun, steps, files = time.monotonic(), schedule.every * number, plan.files
-    model = learn(
-        folder / WARM, plan.of_start, files.demonstrations, steps, rows=plan.recipe.rows, run=run
-    )
-    out = folder / f"step-{steps}"
-    em = measure(model, files.validation, out, limit=schedule.questions, run=run)
-    return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))
 
 
 def _passing(folder: Path) -> list[Path]:
@@ -113,4 +106,4 @@ def _passing(folder: Path) -> list[Path]:
 def _keep(warm: Path, best: Path) -> None:
     with making(best, replaces=True) as draft:
         shutil.copytree(warm / "model", draft / "model")
-        shutil.copyfile(warm / SETTINGS, draft / SETTINGS)
+        shutil.copyfile(warm / CONFIG_FILE, draft / CONFIG_FILE)

@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from configs.load import load
+from configs.load import ConfigError, load
 from configs.runtime.files import folder_bytes, weights_bytes
 from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.fleet.launch import ResumeOptions, TrainOptions, resume, train
 from scripts.setup import preflight
-from scripts.setup.resolve import is_run, resolve
+from scripts.setup.resolve import is_run, resolve, run_config
 from scripts.wiki.packages import require_room
 from scripts.wiki.pipeline import ending, settings
 from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
@@ -25,7 +25,7 @@ from scripts.wiki.pipeline.start import WARM, Choice, Recipe, choose, chosen, re
 from scripts.wiki.wiki import WikiFiles, build, phase
 
 CACHE, RUNS = REPOSITORY / ".cache" / "wiki", REPOSITORY / "runs"
-CHECKPOINTS = 3  # at once: the newest, the last evaluated, and the one that is being written
+CHECKPOINTS_AT_ONCE = 3  # the newest, the last evaluated, and the one that is being written
 PHASES = ("files", "start", "training")
 FAILED = "training failed, see above: once that is mended, the same command goes on"
 
@@ -110,7 +110,7 @@ def planned(options: WikiOptions, files: WikiFiles, cache: Path, recipe: Recipe)
     digest = settings.digest(of_run, digest_of_start)
     config = load(CONFIG, of_run)
     run_dir = Path(config.run_dir or RUNS / f"wiki-{options.seed}-{digest}").expanduser().resolve()
-    return Plan(
+    plan = Plan(
         files=files,
         recipe=recipe,
         of_start=of_start,
@@ -119,6 +119,22 @@ def planned(options: WikiOptions, files: WikiFiles, cache: Path, recipe: Recipe)
         start=cache / f"start-{options.seed}-{digest_of_start}",
         config=msgspec.structs.replace(config, run_dir=str(run_dir)),
     )
+    if config.run_dir:
+        check_own(plan)
+    return plan
+
+
+def check_own(plan: Plan) -> None:
+    """Refuse the folder of a run of other settings, or of another task. Raises ConfigError."""
+    if not is_run(plan.run):
+        return
+    model = msgspec.structs.replace(plan.config.model, path=str(plan.start / WARM / "model"))
+    wanted = msgspec.structs.replace(plan.config, model=model)
+    for field, its, value in settings.differing(load(run_config(plan.run)), wanted):
+        raise ConfigError(
+            f"run_dir = {str(plan.run)!r}: the run there has {field} = {its!r}, this one has "
+            f"{value!r}: name another folder, or give what that run was given"
+        )
 
 
 def check_machine(options: WikiOptions) -> None:
@@ -146,7 +162,7 @@ def check_run(plan: Plan) -> None:
 def checkpoints_bytes(plan: Plan) -> int:
     """All checkpoints that are there at once, of the start or of the run."""
     weights = weights_bytes(plan.config.model.path) or weights_bytes(str(plan.files.model))
-    return int(CHECKPOINTS * plan.config.learner.saved_bytes(weights))
+    return int(CHECKPOINTS_AT_ONCE * plan.config.learner.saved_bytes(weights))
 
 
 def training(plan: Plan, model: Path) -> TrainOptions | ResumeOptions | None:

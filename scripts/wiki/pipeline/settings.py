@@ -19,6 +19,7 @@ CONFIG = REPOSITORY / "configs" / "wiki.yaml"
 QUICK = ("questions.eval_limit=64", "learner.total_steps=6")
 # Those that multiply bfloat16: of x86, and of ARM.
 BF16 = frozenset(("avx512_bf16", "amx_bf16", "bf16"))
+FLOAT32 = ("model.dtype=float32",)
 SLOW = (
     "this CPU has no instructions for bfloat16 (avx512_bf16, amx_bf16): everything is computed in "
     "float32, in about three times the minutes and 30 % more memory; --quick takes fewer steps"
@@ -41,8 +42,8 @@ _OF_TASK = (
     "retrieval.corpus",
     "retrieval.index",
 )
-# Of the start: above the run's learning rate, without averages, one checkpoint at a time.
-SUPERVISED = (
+# Of a warm start: above the run's learning rate, without averages, one checkpoint at a time.
+OF_WARM_START = (
     "learner.lr=2e-4",
     "learner.warmup_steps=2",
     "learner.proximal=start_of_update",
@@ -82,7 +83,7 @@ def of_run(options: WikiOptions, files: WikiFiles | None = None) -> tuple[str, .
 def of_start(options: WikiOptions, files: WikiFiles) -> tuple[str, ...]:
     """The overrides of the start: the run's, without those of training alone."""
     shared = [each for each in options.overrides if not _is_of_training(each)]
-    return (*_shared(options, files), *shared, *SUPERVISED)
+    return (*_shared(options, files), *shared, *OF_WARM_START)
 
 
 def digest(overrides: Sequence[str], *more: object) -> str:
@@ -91,6 +92,16 @@ def digest(overrides: Sequence[str], *more: object) -> str:
     values = [(name, value) for name, value in leaves(tree) if name not in _NOT_IN_DIGEST]
     known = msgspec.json.encode([sorted(values), [str(each) for each in more]])
     return hashlib.blake2b(known, digest_size=5).hexdigest()
+
+
+def differing(one: Config, other: Config) -> list[tuple[str, object, object]]:
+    """The fields that differ, with their values, of those that may not change while a run goes on:
+    the seed and the questions first.
+    """
+    values, others = (dict(leaves(msgspec.to_builtins(each))) for each in (one, other))
+    names = dict.fromkeys(("seed", "questions.train", *values, *others))
+    found = [(name, values.get(name), others.get(name)) for name in names]
+    return [each for each in found if each[1] != each[2] and each[0] not in _NOT_IN_DIGEST]
 
 
 def settings(overrides: Sequence[str]) -> dict[str, object]:
@@ -120,7 +131,7 @@ def is_slow(config: Config) -> bool:
 def _shared(options: WikiOptions, files: WikiFiles | None) -> list[str]:
     found = [f"seed={options.seed}"]
     if lacks_bf16():
-        found.append("model.dtype=float32")
+        found += FLOAT32
     if files:
         found += [
             f"model.path={files.model}",

@@ -47,7 +47,7 @@ class Recipe:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A start after so many steps; `seconds`: of its steps and its evaluation."""
+    """A warm start after so many steps; `seconds`: of its steps and its evaluation."""
 
     steps: int
     sampled_em: float
@@ -84,7 +84,9 @@ def choose(
         if choice.chosen:
             break
         if not (found := known.get(steps)):
-            found = _try(folder, overrides, files, recipe, steps, run)
+            found = candidate(
+                folder, overrides, files, steps, recipe.rows, limit=recipe.questions, run=run
+            )
             choice.candidates.append(found)
         tell(f"{steps} steps: sampled EM {found.sampled_em:.3f} on validation questions")
         choice.chosen = steps if found.sampled_em >= recipe.least_em else 0
@@ -100,6 +102,25 @@ def choose(
         raise WikiError(f"the start's model {model} is gone: remove {folder} and it is made again")
     remove_folder(warm / CHECKPOINTS)  # gigabytes of an optimiser that has done its work
     return model, choice
+
+
+def candidate(
+    folder: Path,
+    overrides: Sequence[str],
+    files: WikiFiles,
+    steps: int,
+    rows: int,
+    *,
+    limit: int,
+    run: Run = forage,
+) -> Candidate:
+    """The warm start of `folder` taken to so many steps of so many rows, and its exact match on
+    the first `limit` validation questions (0: all). Raises WikiError, and what `run` raises.
+    """
+    begun = time.monotonic()
+    model = learn(folder / WARM, overrides, files.demonstrations, steps, rows=rows, run=run)
+    em = measure(model, files.validation, folder / f"step-{steps}", limit=limit, run=run)
+    return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))
 
 
 def chosen(folder: Path) -> Path | None:
@@ -189,18 +210,3 @@ def failures_of(report: Figures) -> Counter[str]:
     for sets in report["methods"].values():
         found.update(sets[SET]["failures"])
     return Counter({name: count for name, count in found.items() if name not in FINAL})
-
-
-def _try(
-    folder: Path,
-    overrides: Sequence[str],
-    files: WikiFiles,
-    recipe: Recipe,
-    steps: int,
-    run: Run,
-) -> Candidate:
-    begun, warm = time.monotonic(), folder / WARM
-    model = learn(warm, overrides, files.demonstrations, steps, rows=recipe.rows, run=run)
-    out = folder / f"step-{steps}"
-    em = measure(model, files.validation, out, limit=recipe.questions, run=run)
-    return Candidate(steps, round(em, 4), round(time.monotonic() - begun, 1))

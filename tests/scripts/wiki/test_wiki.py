@@ -1,7 +1,9 @@
 """The whole task, made of packages of this machine, and of the real ones."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -16,8 +18,10 @@ from configs.runtime.files import locked
 from configs.runtime.process import REPOSITORY
 from replay.questions import load_questions
 from scripts.command import terminal
+from scripts.data.build_index import IndexOptions
 from scripts.warm_start.demonstrations import read_files
 from scripts.wiki import articles, packages, wiki
+from scripts.wiki.countries import spellings
 from scripts.wiki.packages import WikiError
 from scripts.wiki.questions import KINDS
 from scripts.wiki.wiki import WikiFiles, build, find
@@ -30,6 +34,48 @@ LISTS = ("train", "validation", "eval")
 
 def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def names_of(corpus: Path) -> dict[str, set[str]]:
+    """The names of each passage's article, or of its country and the country's people, by id."""
+    by_title: dict[str, set[str]] = {}
+    titles: dict[str, str] = {}
+    for row in rows(corpus):
+        title, _, text = row["contents"].partition("\n")
+        titles[row["id"]] = title
+        name = title.removeprefix("Facts about ").removeprefix("the ")
+        found = by_title.setdefault(title, {re.sub(r" \([^()]*\)$", "", name)})
+        if title.startswith("Facts about ") and (of := re.search(r"are called (.+?)\.", text)):
+            found |= {of[1], f"{of[1]}s"}
+    return {id: by_title[title] for id, title in titles.items()}
+
+
+def held_out(files: WikiFiles) -> set[str]:
+    """The names of all that held-out questions need, and of the countries that they ask for."""
+    names, known = names_of(files.corpus), {row["id"]: row for row in rows(files.kinds)}
+    found: set[str] = set()
+    for row in rows(files.eval):
+        kind, answer = known[row["id"]]["kind"], row["answers"][0]
+        found = found.union(*(names[id] for id in known[row["id"]]["support"]))
+        if kind in ("origin", "maker_origin"):
+            countries = (each for id, each in names.items() if id.startswith("facts-"))
+            found = found.union({answer}, *(each for each in countries if answer in each))
+    return {*spellings(*found)}
+
+
+def names_said(files: WikiFiles, held: set[str], *sides: str) -> set[str]:
+    """Which of these names stand in the sides' questions and answers, as whole words and outside
+    longer names of the corpus ("War and Peace" is not "Peace"). Languages are no countries.
+    """
+    every = {*held, *(name for each in names_of(files.corpus).values() for name in each)}
+    longer = (n for n in spellings(*every) if any(h in n for h in held))
+    around = sorted(longer, key=len, reverse=True)
+    names = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, around))})(?![\w-])")
+    found: set[str] = set()
+    for row in (row for side in sides for row in rows(getattr(files, side))):
+        answers = [] if "official language" in row["question"] else row["answers"]
+        found.update(name for text in (row["question"], *answers) for name in names.findall(text))
+    return found & held
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +109,12 @@ def test_questions_are_read_and_what_is_known_of_each_is_beside_them(files: Wiki
             assert row["split"] == side and row["hops"] == question.hops == KINDS[row["kind"]]
             assert set(row["support"]) <= passages.keys()
     assert not known
+
+
+def test_no_name_of_what_is_held_out_is_said_in_training(files: WikiFiles) -> None:
+    held = held_out(files)
+    assert len(names_said(files, held, "eval")) > len(held) / 2
+    assert not names_said(files, held, "train", "validation")
 
 
 def test_demonstrations_are_of_training_and_search_as_their_questions_need(
@@ -202,6 +254,40 @@ def test_texts_that_are_no_articles_are_named(folder: Path, monkeypatch: Any) ->
         build(folder, 0, lambda line: None)
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
+def test_a_disk_that_fills_while_questions_are_written_is_named(
+    number: int, folder: Path, files: WikiFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(draft: Path, *_: object) -> None:
+        (draft / "train.jsonl").write_text("half")
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(wiki.task, "write_task", half)
+    room, mend = f"the disk of {folder} is full: make room there$", f"{folder}: .*: mend it there"
+    with pytest.raises(WikiError, match=room if number == errno.ENOSPC else mend):
+        build(folder, 5, lambda line: None)
+    assert not list(folder.glob("questions-5-*"))
+
+
+def test_a_disk_that_fills_while_the_index_is_written_is_named_and_it_goes_on(
+    files: WikiFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError("39997 requested and 5088 written")
+
+    options, told = IndexOptions(corpus=files.corpus, out=tmp_path / "out"), []
+    with monkeypatch.context() as patch:
+        patch.setattr("numpy.save", full)
+        with (
+            pytest.raises(WikiError, match=f"the disk of {options.out} is full: make room there$"),
+            wiki.phase("index", told.append),
+        ):
+            wiki._index(options)
+    assert told[0].startswith("index: ended after ")
+    wiki._index(options)
+    assert (options.out / "manifest.json").exists()
+
+
 @pytest.mark.soak("wiki")
 @pytest.mark.timeout(1800)
 def test_the_real_packages_give_what_the_page_says(tmp_path: Path) -> None:
@@ -216,5 +302,8 @@ def test_the_real_packages_give_what_the_page_says(tmp_path: Path) -> None:
     for row in rows(files.kinds):
         support[row["split"]].update(row["support"])
     assert not support["eval"] & (support["train"] | support["validation"])
+    held = held_out(files)
+    assert len(held) > 300 and len(names_said(files, held, "eval")) > len(held) / 2
+    assert not names_said(files, held, "train", "validation")
     assert (files.model / "model.safetensors").stat().st_size > 2e8
     assert len(rows(files.demonstrations)) > 300

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import msgspec
 
-from configs.load import load
+from configs.load import load, save
 from replay.log.event_log import FILE_NAME, EventLog
 from replay.log.records import EvaluationFinished, Reported
 from replay.protocol import EvalResult
 from scripts.bench.wiki.seed import Seed
-from scripts.bench.wiki.supervised import Schedule
+from scripts.bench.wiki.supervised import Learnt, Schedule
 from scripts.evaluation.rows import Row
 from scripts.wiki.pipeline import pipeline
 from scripts.wiki.pipeline.commands import OutOfTime
@@ -58,12 +58,12 @@ class Commands:
         (model.parent / "checkpoints" / "step-1").mkdir(parents=True, exist_ok=True)
 
     def _train(self, words: list[str]) -> None:
-        given = [word for word in words if word.startswith("run_dir=")][-1]
-        run = Path(given.removeprefix("run_dir="))
+        config = load(words[1], words[2:])
+        run = Path(config.run_dir)
         model = run / "checkpoints" / f"step-{STEPS}"
         model.mkdir(parents=True)
         (model / "config.json").write_text(secrets.token_hex())  # never the same to the bit
-        (run / "config.yaml").touch()
+        save(config, run / "config.yaml")
         summary = {"status": "completed", "steps": STEPS, "wall_s": 90.0}
         summary |= {"token_mismatches": 0, "refits": 0, "retrieval_errors": 0}
         (run / "summary.json").write_text(json.dumps(summary))
@@ -125,3 +125,8 @@ def folder_of(words: Sequence[str]) -> str:
 
 def _after(words: Sequence[str], option: str) -> str:
     return words[words.index(option) + 1]
+
+
+def ems_of(learnt: Learnt) -> list[float]:
+    """Exact match, by measurement."""
+    return [each.sampled_em for each in learnt.measured]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from scripts.bench.wiki import bench as benching
 from scripts.bench.wiki import measured as measuring
 from scripts.bench.wiki import seed as seeding
 from scripts.bench.wiki.bench import BenchWikiOptions, left_of, present, summary
-from scripts.bench.wiki.measured import Measured, added, check_alike, keep, measured_of
+from scripts.bench.wiki.measured import Measured, added, keep, measured_of
 from scripts.bench.wiki.run import ENDING_S, FIRST_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS, Seed
+from scripts.bench.wiki.supervised import Schedule
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
-from tests.scripts.bench.wiki.commands import STEPS, Commands, folder_of, seed
+from tests.scripts.bench.wiki.commands import STEPS, Commands, ems_of, folder_of, seed
 from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
 
 ALL = 2 + 1 + 2 * 3 + 10  # start, training, three supervised measurements, evaluations
@@ -93,7 +95,7 @@ def test_slices_of_two_commands_each_come_to_the_same(tmp_path: Path) -> None:
     while one.left:
         slices.append(Commands(ends_at=3))
         work([one], whole(slices[-1]), print)
-    assert len(slices) > ALL // 2 and one.learnt.ems == [0.5, 0.5, 0.5]
+    assert len(slices) > ALL // 2 and ems_of(one.learnt) == [0.5, 0.5, 0.5]
     assert one.seconds["training"] == 90.0 and one.seconds.keys() == {*PIECES}
 
 
@@ -284,10 +286,11 @@ def test_a_seed_measured_elsewhere_is_taken_from_its_file(tmp_path: Path) -> Non
     together = told(both, seeds)
     files = [*sorted((tmp_path / "both").glob("measured-*.json"))]
     assert len(files) == 2
-    alone = BenchWikiOptions(out=tmp_path / "one", json=file, seeds=(1,), add=(files[0],))
+    alone = BenchWikiOptions(out=tmp_path / "one", json=file, seeds=(0, 1), add=(files[0],))
     elsewhere = added(alone.add)
-    check_alike(elsewhere, alone.settings)
-    check_alike(elsewhere, None)
+    alone.check_added(elsewhere)
+    with pytest.raises(ConfigError, match="--add, seed 0: it is not among --seeds: name it"):
+        replace(alone, seeds=(1,)).check_added(elsewhere)
     assert [*elsewhere] == [0]
     assert summary([*elsewhere.values(), together[1]]) == summary(together)
     alone.out.mkdir()
@@ -319,7 +322,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(benching, "check_machine", lambda _: None)
     monkeypatch.setattr(Seed, "check_length", lambda _: None)
     with pytest.raises(BenchError, match=r"choice\.json cannot be read .*: remove "):
-        benching.measure(BenchWikiOptions(out=tmp_path, seeds=(0,)))
+        benching.bench(BenchWikiOptions(out=tmp_path, seeds=(0,)))
 
 
 def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
@@ -364,7 +367,7 @@ def test_seeds_of_other_settings_are_refused(
     told(BenchWikiOptions(out=tmp_path), [one])
     elsewhere = added(tmp_path.glob("measured-*.json"))
     with pytest.raises(ConfigError, match=said) if said else nullcontext():
-        check_alike(elsewhere, BenchWikiOptions(out=tmp_path, **given).settings)
+        BenchWikiOptions(out=tmp_path, **given).check_added(elsewhere)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +388,7 @@ def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> 
 def test_other_text_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benching, "build", None)
     with pytest.raises(ConfigError, match=r"retrieval.index is the wiki task's own: .*quickstart"):
-        benching.measure(BenchWikiOptions(overrides=("retrieval.index=x",)))
+        benching.bench(BenchWikiOptions(overrides=("retrieval.index=x",)))
 
 
 def test_the_tasks_are_those_of_the_demo() -> None:
@@ -394,6 +397,7 @@ def test_the_tasks_are_those_of_the_demo() -> None:
     assert options.wanted[0].steps == 3 and options.wanted[0].overrides == ("learner.lr=1e-5",)
     quick = BenchWikiOptions(quick=True)
     assert [(each.seed, each.quick) for each in quick.wanted] == [(0, True)] and quick.asked == 64
+    assert quick.schedule == Schedule(patience=1, questions=64) != options.schedule
 
 
 @pytest.mark.soak("wiki")

@@ -16,7 +16,7 @@ from scripts.bench.wiki.supervised import (
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline.commands import OutOfTime
 from scripts.wiki.pipeline.start import Candidate
-from tests.scripts.bench.wiki.commands import Commands, seed
+from tests.scripts.bench.wiki.commands import Commands, ems_of, seed
 
 SCHEDULE = Schedule(every=4, patience=2, questions=3)
 
@@ -76,7 +76,7 @@ def test_the_best_model_is_kept_with_its_configuration(tmp_path: Path) -> None:
     assert (best / "model" / "steps").read_text() == "8" and (best / "config.yaml").exists()
     assert not (tmp_path / "supervised" / "warm").exists()  # gigabytes
     learnt = read(tmp_path / "supervised")
-    assert learnt.ems == [0.1, 0.4, 0.3, 0.4] and learnt.best is not None
+    assert ems_of(learnt) == [0.1, 0.4, 0.3, 0.4] and learnt.best is not None
     assert learnt.best.steps == 8
     warm = commands.asked[0]
     assert warm[warm.index("--rows") + 1] == "8" and warm[warm.index("--held-out") + 1] == "0"
@@ -106,7 +106,7 @@ def test_an_ended_slice_changes_nothing(ends_at: int, tmp_path: Path) -> None:
     with pytest.raises(OutOfTime):
         taught(tmp_path, Commands(ems, ends_at))
     taught(tmp_path, Commands(ems))
-    assert read(tmp_path / "supervised").ems == [0.1, 0.4, 0.3, 0.4]
+    assert ems_of(read(tmp_path / "supervised")) == [0.1, 0.4, 0.3, 0.4]
     assert (tmp_path / "supervised" / "best" / "model" / "steps").read_text() == "8"
     done = Commands()
     taught(tmp_path, done)

@@ -4,12 +4,13 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from configs.load import ConfigError
+from configs.load import ConfigError, load, save
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
 from scripts.wiki import packages
@@ -52,18 +53,19 @@ class Phases:
 
     def train(self, options: Any) -> int:
         self.called.append("train")
-        (given,) = (each for each in options.overrides if each.startswith("run_dir="))
-        assert [each for each in options.overrides if "/warm/model" in each]
-        return self._ran(Path(given.removeprefix("run_dir=")))
+        config = load(options.config, options.overrides)
+        assert config.model.path.endswith("/warm/model")
+        folder = Path(config.run_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        save(config, folder / "config.yaml")
+        return self._ran(folder)
 
     def resume(self, options: Any) -> int:
         self.called.append("resume")
         return self._ran(options.run)
 
     def _ran(self, folder: Path) -> int:
-        folder.mkdir(parents=True, exist_ok=True)
         self.run_dir = folder
-        (folder / "config.yaml").touch()
         (folder / "summary.json").write_text(json.dumps(self.summary))
         return self.code
 
@@ -147,6 +149,40 @@ def test_another_setting_is_another_run(phases: Phases) -> None:
     first = phases.run_dir
     pipeline.run(WikiOptions(quick=True), Path("/cache"))
     assert phases.called.count("train") == 2 and phases.run_dir != first
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (WikiOptions(seed=1), "the run there has seed = 0, this one has 1: name another folder"),
+        (WikiOptions(overrides=("learner.lr=1e-5",)), "has learner.lr = 4e-05, this one has 1e-05"),
+        (WikiOptions(overrides=("learner.checkpoint_every=3",)), None),  # may change
+    ],
+)
+def test_a_folder_that_holds_another_run_is_refused(
+    given: WikiOptions, said: str | None, phases: Phases, tmp_path: Path
+) -> None:
+    folder = f"run_dir={tmp_path / 'mine'}"
+    pipeline.run(WikiOptions(overrides=(folder,)), Path("/cache"))
+    assert phases.run_dir == tmp_path / "mine"
+    again = replace(given, overrides=(folder, *given.overrides))
+    if said is None:
+        pipeline.run(again, Path("/cache"))
+    else:
+        with pytest.raises(ConfigError, match=said):
+            pipeline.run(again, Path("/cache"))
+    assert phases.called.count("train") == 1
+
+
+def test_the_folder_of_another_task_is_refused(phases: Phases, tmp_path: Path) -> None:
+    other = load(REPOSITORY / "configs" / "demo.yaml", ["questions.train=x"])
+    save(other, tmp_path / "config.yaml")
+    (tmp_path / "summary.json").write_text(json.dumps(SUMMARY))
+    with pytest.raises(
+        ConfigError, match=r"the run there has questions\.train = 'x', this one has"
+    ):
+        pipeline.run(WikiOptions(overrides=(f"run_dir={tmp_path}",)), Path("/cache"))
+    assert phases.called == ["build"]
 
 
 def test_a_machine_that_will_not_do_is_refused_before_anything_is_fetched(
