@@ -8,6 +8,7 @@ in the wiki task's shape, a new batch for each update; and the pace of the last 
 the first.
 """
 
+import dataclasses
 import functools
 import operator
 import statistics
@@ -25,8 +26,9 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from configs.load import load
+from configs.runtime.amx import use_amx_where_it_works
 from configs.runtime.files import MOST_IDS
-from configs.runtime.process import REPOSITORY, Exit
+from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
 from learner.model.ema import Averages
@@ -42,6 +44,9 @@ from scripts.bench.head import VARIANTS, compare, peak_of
 from scripts.command.options import option
 from scripts.demo.start import Recipe, make_model
 from scripts.demo.tokenizer import VOCABULARY as WORDS
+from scripts.setup import preflight
+from scripts.setup.model_size import known_model
+from scripts.wiki.pipeline.settings import CONFIG, FLOAT32, SLOW, is_slow, lacks_bf16
 
 SIBLINGS = 8
 BUDGETS_TOKENS = (1024, 4096, 16384)
@@ -66,13 +71,20 @@ PARTS = {"score": "proximal pass", "accumulate": "forward + backward", "step": "
 class BenchLearnerOptions(harness.BenchOptions):
     """Options of `forage bench learner`; `quick` takes at most ten minutes."""
 
-    threads: int = option("threads of torch, on the CPU", default=1, least=1)
+    threads: int | None = option(
+        "threads of torch, on the CPU (default 1; with --model: 2)", metavar="N", least=1
+    )
     model: Path | None = option(
         "measure only the update of this model folder, with configs/wiki.yaml's settings: "
-        f"{UPDATES} updates (quick: {QUICK_UPDATES}), of 135 million parameters half an hour on "
-        "two cores",
+        f"{UPDATES} updates (quick: {QUICK_UPDATES}, too few for last_over_first), of 135 million "
+        "parameters half an hour on two cores",
         metavar="FOLDER",
     )
+
+    @property
+    def at_once(self) -> int:
+        """The threads that it computes with."""
+        return self.threads or (load(CONFIG).learner.threads if self.model else 1)
 
 
 def now() -> float:
@@ -251,7 +263,7 @@ def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, A
     with harness.scratch() as folder:
         torch.manual_seed(0)
         make_model(Recipe()).save_pretrained(folder)
-        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=options.threads)
+        learner = LearnerConfig(lr=1e-4, warmup_steps=0, threads=options.at_once)
         config = Config(model=ModelConfig(path=str(folder), dtype="float32"), learner=learner)
         batch = random_batch(DEMO)
         report("micro-batches and update")
@@ -265,13 +277,13 @@ def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, A
     found |= medians(rates) | {"peak_bytes": peaks}
     found["microbatch_fill"] = training.gauges["learner/fill"]
     repeats, budget_s = (2, 200.0) if options.quick else (5, 1500.0)
-    found |= compare(repeats, budget_s, options.threads, report)
+    found |= compare(repeats, budget_s, options.at_once, report)
     found["method"] = {
         "update_over_bare": "tokens/s of update() over bare passes; proximal pass in both",
         "peak_memory": "above weights, gradients and hidden states; a process each, peak "
         + ("torch.cuda.max_memory_allocated" if torch.cuda.is_available() else "resident set"),
         "time": "forward + backward, processor time on one CPU thread, else wall clock",
-        "threads": options.threads,
+        "threads": options.at_once,
         "update_model": "the demo's: " + str(Recipe().hidden) + " hidden, fp32",
     }
     return found
@@ -280,11 +292,17 @@ def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, A
 def measure_model(
     options: BenchLearnerOptions, folder: Path, report: harness.Report
 ) -> dict[str, Any]:
-    """The update of the model in `folder`, with the wiki task's settings. Raises BadModel."""
-    config = load(REPOSITORY / "configs" / "wiki.yaml", [f"model.path={folder}"])
+    """The update of the model in `folder`, with the wiki task's settings. Raises ConfigError,
+    BadModel.
+    """
+    config = load(CONFIG, [f"model.path={folder}", *(FLOAT32 if lacks_bf16() else ())])
+    preflight.check_model(config)
+    if is_slow(config):
+        print(SLOW, flush=True)
+    shape = dataclasses.replace(WIKI, vocabulary=known_model(folder).vocabulary or WIKI.vocabulary)
     updates = QUICK_UPDATES if options.quick else UPDATES
     batches = [
-        build(random_batch(WIKI, seed), config.learner, vocabulary=MOST_IDS)
+        build(random_batch(shape, seed), config.learner, vocabulary=MOST_IDS)
         for seed in range(updates + 1)
     ]
     tokens = [batch.gauges["learner/tokens"] for batch in batches]
@@ -302,7 +320,7 @@ def measure_model(
             "last_over_first": f"tokens/s of the last {COMPARED} updates over the first "
             f"{COMPARED}, each of a batch of its own, with its bare passes between them; "
             "bare_…: of those",
-            "threads": options.threads,
+            "threads": options.at_once,
             "update_model": f"{folder}, {config.model.dtype}",
         },
     }
@@ -329,7 +347,8 @@ def tables(found: dict[str, Any]) -> tuple[Table, Table]:
 def bench(options: BenchLearnerOptions) -> int:
     """Measure, print the tables, write the JSON; failed where values differ from the plain ones."""
     logging.disable_progress_bar()
-    torch.set_num_threads(options.threads)
+    use_amx_where_it_works()  # oneDNN asks at its first product
+    torch.set_num_threads(options.at_once)
     report = harness.reporter()
     if options.model:
         found = measure_model(options, options.model, report)

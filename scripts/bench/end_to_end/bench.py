@@ -34,9 +34,9 @@ CODE = (  # of these, and of the task's own, kept cells are figures
 # The ideal, the names of rows and what is compared are reckoned with the cell's.
 OF_A_CELL = (
     "seed", "run_dir", "model.path", "questions.train", "questions.eval", "retrieval.url",
-    "retrieval.cache_queries", "learner.total_steps", "learner.threads", "learner.lr",
-    "learner.lr_schedule", "learner.eval_every", "actors.count", "replay.max_staleness",
-    "replay.drop_no_signal",
+    "retrieval.corpus", "retrieval.index", "retrieval.cache_queries", "learner.total_steps",
+    "learner.threads", "learner.lr", "learner.lr_schedule", "learner.eval_every", "actors.count",
+    "replay.max_staleness", "replay.drop_no_signal",
 )  # fmt: skip
 METHOD = {
     "tokens_per_s": "tokens that were sampled and trained on in the counted steps, from the end of "

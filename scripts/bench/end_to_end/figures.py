@@ -84,7 +84,7 @@ def synchronous(task: Task, kinds: Sequence[str]) -> list[str]:
 
 def over(rows: Iterable[Row], mode: str, others: Sequence[str], latency: str) -> float | None:
     """Tokens a second of a mode over those of the best of the `others` that were measured: the
-    median over the seeds that have all of them; None where there is none.
+    median over the seeds that have all of them; None where there is none, or none but of pace 0.
     """
     rows = list(rows)
     known = measured(rows, others, latency)
@@ -93,9 +93,9 @@ def over(rows: Iterable[Row], mode: str, others: Sequence[str], latency: str) ->
         if row["latency"] == latency and not row["learns"]:
             rates.setdefault(row["seed"], {})[row["mode"]] = row["tokens_per_s"]
     ratios = [
-        found[mode] / max(found[each] for each in known)
+        found[mode] / best
         for found in rates.values()
-        if known and found.keys() >= {mode, *known}
+        if known and found.keys() >= {mode, *known} and (best := max(found[k] for k in known))
     ]
     return statistics.median(ratios) if ratios else None
 

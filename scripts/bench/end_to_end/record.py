@@ -105,8 +105,8 @@ class Record(msgspec.Struct, frozen=True):
 class Parts(msgspec.Struct, frozen=True):
     """Generation by one engine alone without latency, and training alone.
 
-    `cpu_s` is processor time, of all processes that take part: of generation for one sampled token.
-    `update_tokens` are the sampled tokens of the batch that was trained on.
+    `token_cpu_s`, `update_cpu_s`: processor time of all processes that take part, of one sampled
+    token and of one update; `update_tokens`: the sampled tokens of the batch that was trained on.
     """
 
     tokens_per_s: float

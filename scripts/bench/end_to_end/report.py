@@ -85,7 +85,7 @@ def _paces(
             f"{row['wait_s']:.2f} ({row['oldest_s']:.2f})",
             f"{row['rest_s']:.2f}",
             f"{row['tokens_per_s']:,.0f}",
-            f"{tokens / row['tokens_per_s']:.1f}",
+            f"{tokens / pace:.1f}" if (pace := row["tokens_per_s"]) else "–",
             _shown(share),
             f"{_shown(row['learner_idle'])}, {_shown(row['engine_idle'])}",
             f"{row['pause_s']:.3f}",

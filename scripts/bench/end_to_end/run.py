@@ -82,7 +82,7 @@ def measure(cells: Sequence[Cell], kept: Kept, minutes: float, report: Report) -
         missing = [cell for cell in cells if cell.seed == seed and kept.row(cell) is None]
         if not missing and kept.parts(seed):
             continue
-        files = kept.task.files(seed, report)
+        files = kept.task.files(seed, kept.own, report)
         with serving(files.passages, seed) as server:
             stand = Stand(kept.task, files, server, kept.own, report)
             if not _measure_all(seed, missing, kept, stand, time_left):

@@ -6,7 +6,7 @@ and steps; from the start that `forage demo wiki` has chosen, or, before there i
 model as it comes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,7 @@ class Task:
 
     name: TaskName
     config: Path
-    files: Callable[[int, Report], TaskFiles]
+    files: Callable[[int, Sequence[str], Report], TaskFiles]
     made_of: Callable[[int], str]
     code: tuple[str, ...]
     modes: Mapping[str, Mode]
@@ -97,7 +97,7 @@ class Task:
         return self.seats // self.engines
 
 
-def _demo_files(seed: int, report: Report) -> TaskFiles:
+def _demo_files(seed: int, overrides: Sequence[str], report: Report) -> TaskFiles:
     from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
     from scripts.demo.start import Recipe
 
@@ -114,9 +114,9 @@ def _wiki_plan(seed: int) -> pipeline.Plan:
     return pipeline.planned(settings.WikiOptions(seed), files, pipeline.CACHE, start.Recipe())
 
 
-def _wiki_files(seed: int, report: Report) -> TaskFiles:
+def _wiki_files(seed: int, overrides: Sequence[str], report: Report) -> TaskFiles:
     options = settings.WikiOptions(seed)
-    pipeline.check_machine(options)
+    pipeline.check_machine(settings.WikiOptions(seed, overrides=tuple(overrides)))
     with refusing(WikiError):
         plan = _wiki_plan(seed)
         model = start.chosen(plan.start) or plan.files.model

@@ -64,7 +64,7 @@ class Files:
         from scripts.bench.end_to_end.task import DEMO
         from scripts.bench.overlap.task import prepare_model  # late: torch takes seconds
 
-        self.task: TaskFiles = DEMO.files(SEED, report)
+        self.task: TaskFiles = DEMO.files(SEED, (), report)
         self._make = partial(prepare_model, self.task.model, report=report)
 
     def model(self, name: ModelName) -> Path:

@@ -1,31 +1,40 @@
 """The learner's benchmark: what it feeds, and that both sides of its ratio do the same work."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from configs.load import ConfigError
 from configs.runtime.files import MOST_IDS
+from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig, ModelConfig
-from learner.batch import build
+from learner.batch import TrainingBatch, build
 from learner.model.scorer import TokenScorer, load_model
-from scripts.bench import head
+from scripts import cli
+from scripts.bench import head, learner
 from scripts.bench.harness import RunFailed
 from scripts.bench.head import peak_of
 from scripts.bench.learner import (
     DEMO,
     SIBLINGS,
     WIKI,
+    BenchLearnerOptions,
     Watch,
     bare_pass,
     last_over_first,
+    measure_model,
     measure_update,
     medians,
     random_batch,
     rollout,
 )
 from scripts.demo.start import Recipe, make_model
+from scripts.demo.tokenizer import VOCABULARY, save_tokenizer
+from scripts.wiki.pipeline import settings
 
 
 @pytest.fixture
@@ -33,6 +42,15 @@ def demo_model(tmp_path: Path) -> ModelConfig:
     torch.manual_seed(0)
     make_model(Recipe()).save_pretrained(tmp_path / "model")
     return ModelConfig(path=str(tmp_path / "model"), dtype="float32")
+
+
+@pytest.fixture
+def long_model(tmp_path: Path) -> Path:
+    """The demo's model and tokenizer, for as many tokens as a rollout of the wiki task may have."""
+    folder, recipe = tmp_path / "model", Recipe(max_tokens=2048)
+    make_model(recipe).save_pretrained(folder)
+    save_tokenizer(folder, recipe.max_tokens)
+    return folder
 
 
 def test_rollouts_are_as_long_as_the_demos() -> None:
@@ -97,6 +115,45 @@ def test_a_measurement_that_fails_says_how(tmp_path: Path) -> None:
 def test_a_pace_is_compared_at_its_ends() -> None:
     assert last_over_first([10.0, 8.0, 1.0, 5.0, 4.0]) == 0.5
     assert last_over_first([10.0, 8.0, 5.0, 4.0]) is None
+
+
+@pytest.mark.parametrize("lacks", [False, True])
+def test_a_model_is_measured_as_the_wiki_task_trains_it(
+    lacks: bool, long_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    asked = list[tuple[Config, list[TrainingBatch]]]()
+
+    def measured(config: Config, batches: list[TrainingBatch], _: Any) -> Any:
+        asked.append((config, batches))
+        return {"whole update": [2.0, 3.0], "bare passes": [2.0, 2.0]}, {}
+
+    for module in (learner, settings):
+        monkeypatch.setattr(module, "lacks_bf16", lambda: lacks)
+    monkeypatch.setattr(learner, "measure_update", measured)
+    options = BenchLearnerOptions(quick=True, model=long_model)
+    found = measure_model(options, long_model, print)
+    ((config, batches),) = asked
+    assert config.model.dtype == ("float32" if lacks else "bfloat16")
+    assert ("no instructions for bfloat16" in capsys.readouterr().out) == lacks
+    assert len(batches) == 3 and options.at_once == config.learner.threads == 2
+    most = max(int(micro.tokens.max()) for batch in batches for micro in batch.micro_batches)
+    assert 0.9 * len(VOCABULARY) < most < len(VOCABULARY)
+    assert found["update_over_bare"] == 1.25 and found["last_over_first"] is None
+
+
+@pytest.mark.slow
+def test_a_small_model_s_updates_are_told(long_model: Path, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "figures.json"
+    given = ["--model", str(long_model), "--quick", "--json", str(file), "--threads", "1"]
+    assert cli.main(["bench", "learner", *given]) == Exit.DONE
+    found = json.loads(file.read_text())
+    assert found["update_over_bare"] > 0 and len(found["tokens_per_s_by_update"]) == 2
+    assert "update_over_bare" in capsys.readouterr().out
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path"):
+        measure_model(BenchLearnerOptions(model=tmp_path), tmp_path, print)
 
 
 @pytest.mark.slow

@@ -149,6 +149,7 @@ def test_what_there_is_is_reported_and_what_is_left_named(
         ({"overrides": ("actors.count=1",)}, "actors.count = 1: each cell has its own: drop it, "),
         ({"overrides": ("seed=7",)}, "seed = 7: each cell has its own: drop it, and choose by --m"),
         ({"overrides": ("learner.total_steps=9",)}, "learner.total_steps = 9: each cell has its"),
+        ({"overrides": ("retrieval.index=x",), "task": "wiki"}, "retrieval.index = 'x': each cell"),
         ({"overrides": ("learner.threads=2",)}, "learner.threads = 2: each cell has its own"),
         ({"steps": 0}, "--steps 0: at least 1"),
         ({"quick": True, "modes": ("sync",)}, "--quick chooses its own modes: drop --modes"),
