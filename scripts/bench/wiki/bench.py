@@ -144,15 +144,20 @@ class BenchWikiOptions(harness.BenchOptions):
         return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)
 
 
-def bench(
+def bench(options: BenchWikiOptions) -> int:
+    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
+    KeyboardInterrupt.
+    """
+    return measure(options)
+
+
+def measure(
     options: BenchWikiOptions,
     cache: Path = CACHE,
     recipe: Recipe | None = None,
     schedule: Schedule | None = None,
 ) -> int:
-    """Make what is missing, then report; 3 when something is left. Raises ConfigError, BenchError,
-    KeyboardInterrupt. A test gives another cache, start or supervised baseline.
-    """
+    """The same; a test gives another cache, start or supervised baseline."""
     try:
         return _measure(options, cache, recipe or Recipe(), schedule or options.schedule)
     except WikiError as error:

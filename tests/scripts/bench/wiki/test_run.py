@@ -322,7 +322,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(benching, "check_machine", lambda _: None)
     monkeypatch.setattr(Seed, "check_length", lambda _: None)
     with pytest.raises(BenchError, match=r"choice\.json cannot be read .*: remove "):
-        benching.bench(BenchWikiOptions(out=tmp_path, seeds=(0,)))
+        benching.measure(BenchWikiOptions(out=tmp_path, seeds=(0,)))
 
 
 def test_what_cannot_stand_beside_the_others_is_refused(tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ def test_what_it_cannot_measure_is_refused(given: dict[str, Any], said: str) -> 
 def test_other_text_is_refused_before_anything_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benching, "build", None)
     with pytest.raises(ConfigError, match=r"retrieval.index is the wiki task's own: .*quickstart"):
-        benching.bench(BenchWikiOptions(overrides=("retrieval.index=x",)))
+        benching.measure(BenchWikiOptions(overrides=("retrieval.index=x",)))
 
 
 def test_the_tasks_are_those_of_the_demo() -> None:

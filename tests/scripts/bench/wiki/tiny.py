@@ -17,6 +17,6 @@ if __name__ == "__main__":
     cache = Path(sys.argv[1])
     with packaged(cache):
         pipeline.RUNS = cache / "runs"
-        bench.bench.__defaults__ = (cache, TINY, Schedule(every=60, patience=1, questions=4))
+        bench.measure.__defaults__ = (cache, TINY, Schedule(every=60, patience=1, questions=4))
         code = cli.main(["bench", "wiki", *sys.argv[2:]])
     sys.exit(code)
