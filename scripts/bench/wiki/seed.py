@@ -94,6 +94,8 @@ class Seed:
         self.number, self.plan, self._questions, self._schedule = number, plan, questions, schedule
         self.folder = out / f"seed-{number}-{plan.settings_digest}"
         self.folder.mkdir(parents=True, exist_ok=True)
+        few = f"-{schedule.questions}" if schedule.questions else ""
+        self._taught = self.folder / f"{SUPERVISED}{few}"
 
     @property
     def left(self) -> list[str]:
@@ -138,7 +140,7 @@ class Seed:
     @property
     def learnt(self) -> supervised.Learnt:
         """What is known of the supervised baseline. Raises WikiError."""
-        return supervised.read(self.folder / SUPERVISED)
+        return supervised.read(self._taught)
 
     @property
     def facts(self) -> dict[str, Fact]:
@@ -163,7 +165,7 @@ class Seed:
         if piece == TRAINING:
             return self.plan.is_trained
         if piece == SUPERVISED:
-            return is_learnt(self.folder / SUPERVISED, self.plan, self._schedule)
+            return is_learnt(self._taught, self.plan, self._schedule)
         model, how = EVALUATIONS[piece]
         of_run = model in (TRAINED, TRAINED_AT_ONCE)
         if (of_run and not self.plan.is_trained) or not self._home(model).is_dir():
@@ -212,9 +214,9 @@ class Seed:
         elif piece == TRAINING:
             self._train(run)
         elif piece == SUPERVISED:
-            held = folder_bytes(self.folder / SUPERVISED)
+            held = folder_bytes(self._taught)
             require_room(self.folder, max(0, checkpoints_bytes(plan) - held))
-            teach(self.folder / SUPERVISED, plan, self._schedule, run, tell)
+            teach(self._taught, plan, self._schedule, run, tell)
         else:
             self._evaluate(piece, run)
 
@@ -252,7 +254,7 @@ class Seed:
         places: Mapping[str, Path] = {
             BASE: self.plan.files.model,
             START: self.plan.start / WARM / "model",
-            SUPERVISED: self.folder / SUPERVISED / BEST,
+            SUPERVISED: self._taught / BEST,
             TRAINED: trained,
             TRAINED_AT_ONCE: trained,
         }
@@ -264,7 +266,7 @@ class Seed:
         if not home.is_dir():
             made_with = {
                 START: self.plan.start,
-                SUPERVISED: self.folder / SUPERVISED,
+                SUPERVISED: self._taught,
                 TRAINED: self.plan.run,
                 TRAINED_AT_ONCE: self.plan.run,
             }

@@ -17,7 +17,8 @@ from configs.runtime.process import REPOSITORY, Exit
 from configs.schema import Config
 from scripts.fleet.launch import ResumeOptions, TrainOptions, resume, train
 from scripts.setup import preflight
-from scripts.setup.resolve import is_run, resolve, run_config
+from scripts.setup.hub import with_hub_paths
+from scripts.setup.resolve import is_run, resolve, run_config, with_absolute_paths
 from scripts.wiki.packages import require_room
 from scripts.wiki.pipeline import ending, settings
 from scripts.wiki.pipeline.settings import CONFIG, WikiOptions
@@ -129,11 +130,16 @@ def check_own(plan: Plan) -> None:
     if not is_run(plan.run):
         return
     model = msgspec.structs.replace(plan.config.model, path=str(plan.start / WARM / "model"))
-    wanted = msgspec.structs.replace(plan.config, model=model)
+    wanted = with_absolute_paths(
+        with_hub_paths(msgspec.structs.replace(plan.config, model=model))  # as on record
+    )
     for field, its, value in settings.differing(load(run_config(plan.run)), wanted):
+        made = field in settings.OF_TASK  # no override changes it
+        remedy = "" if made else ", or give what that run was given"
         raise ConfigError(
             f"run_dir = {str(plan.run)!r}: the run there has {field} = {its!r}, this one has "
-            f"{value!r}: name another folder, or give what that run was given"
+            f"{value!r}{': other code, or another task' if made else ''}: name another "
+            f"folder{remedy}"
         )
 
 

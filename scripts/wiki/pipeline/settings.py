@@ -35,7 +35,7 @@ _FITTING = tuple(
 _OF_TRAINING = ("learner", "replay", "weight_sync", "rewards", "run_dir", "keys")
 _NOT_IN_DIGEST = {*CHANGEABLE_FIELDS, *marked(OF_THE_MACHINE), "run_dir", "keys"}
 # The task makes these itself.
-_OF_TASK = (
+OF_TASK = (
     "model.path",
     "questions.train",
     "questions.eval",
@@ -66,7 +66,7 @@ class WikiOptions:
 def refuse_other_files(overrides: Sequence[str]) -> None:
     """Raise ConfigError where a file is named that the task makes itself."""
     given = fields_of(overrides)
-    if field := next((each for each in _OF_TASK if each in given), ""):
+    if field := next((each for each in OF_TASK if each in given), ""):
         raise ConfigError(
             f"{field} is the wiki task's own: drop the override; a model, text and questions of "
             "your own are what docs/quickstart.md is about"
@@ -108,7 +108,7 @@ def settings(overrides: Sequence[str]) -> dict[str, object]:
     """The values that a result depends on, by field: without the task's paths, the seed, and what
     fits a machine.
     """
-    without = {*_NOT_IN_DIGEST, *_FITTING, *_OF_TASK, "seed"}
+    without = {*_NOT_IN_DIGEST, *_FITTING, *OF_TASK, "seed"}
     tree = msgspec.json.decode(msgspec.json.encode(load(CONFIG, overrides)))  # as a file has it
     of_machine = ("_deadline_s", ".threads")
     return {k: v for k, v in leaves(tree) if k not in without and not k.endswith(of_machine)}

@@ -1,6 +1,7 @@
 """The learner's benchmark: what it feeds, and that both sides of its ratio do the same work."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from configs.load import ConfigError
 from configs.runtime.files import MOST_IDS
 from configs.runtime.process import Exit
 from configs.schema import Config, LearnerConfig, ModelConfig
 from learner.batch import TrainingBatch, build
+from learner.errors import BadModel
 from learner.model.scorer import TokenScorer, load_model
 from scripts import cli
 from scripts.bench import head, learner
@@ -152,7 +153,7 @@ def test_a_small_model_s_updates_are_told(long_model: Path, tmp_path: Path, caps
 
 
 def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path"):
+    with pytest.raises(BadModel, match=re.escape(str(tmp_path))):
         measure_model(BenchLearnerOptions(model=tmp_path), tmp_path, print)
 
 

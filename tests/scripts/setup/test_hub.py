@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pyarrow.parquet
 import pytest
 from huggingface_hub import constants, file_download
+from huggingface_hub.errors import DryRunError, LocalEntryNotFoundError
 
 from configs.load import ConfigError, dump, load, parse
 from configs.runtime.process import REPOSITORY
@@ -331,9 +333,20 @@ def test_a_model_that_the_disk_has_no_room_for_is_not_begun(
     cache = Path(constants.HF_HUB_CACHE)
     assert refused(base("model.path=lab/small")) == (
         f"model.path = 'lab/small': 2.0 MB are needed in {cache}, 1.0 MB are free: make room "
-        "there, or set HF_HOME"
+        "there, or set HF_HUB_CACHE"
     )
     assert capsys.readouterr().err == "" and not [*cache.rglob("config.json")]
+
+
+def test_a_hub_that_ends_while_room_is_reckoned_is_named(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot_download(*_: object, dry_run: bool = False, **__: object) -> str:
+        raise DryRunError("503") if dry_run else LocalEntryNotFoundError("none")
+
+    have_free(monkeypatch, 1_000_000)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert "hf download lab/small" in refused(base("model.path=lab/small"))
 
 
 def test_what_is_cached_already_needs_no_room(
@@ -361,8 +374,8 @@ def test_a_disk_that_fills_while_a_model_is_fetched_is_named(
 ) -> None:
     fail_with(monkeypatch, error)
     assert refused(base("model.path=lab/small")) == (
-        f"model.path = 'lab/small': 2.0 MB are needed in {constants.HF_HUB_CACHE}: make room "
-        "there, or set HF_HOME"
+        f"model.path = 'lab/small': 2.0 MB are needed in {constants.HF_HUB_CACHE} in all: "
+        "make room there, or set HF_HUB_CACHE"
     )
 
 

@@ -192,7 +192,7 @@ def test_a_ratio_is_over_the_best_of_the_others_by_seed() -> None:
     assert over(rows, "async_4", ["sync", "sync_1_thread"], "tail") == 3.0  # as far as measured
     assert over(rows, "async_4", ["sync", "sync_2_engines"], "tail") == 2.0  # seed 0 has both
     assert over(rows, "async_4", ["lockstep"], "tail") is None
-    still = [row("async_4", 20.0), row("sync", 0.0)]  # nothing was trained in the counted steps
+    still = [row("async_4", 20.0), row("sync", 0.0)]  # nothing was sampled in the counted steps
     assert over(still, "async_4", ["sync"], "tail") is None
 
 

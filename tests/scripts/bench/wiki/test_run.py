@@ -25,6 +25,7 @@ from scripts.bench.wiki.run import ENDING_S, FIRST_S, START_S, Slice, work
 from scripts.bench.wiki.seed import METHODS, PIECES, SAMPLINGS, Seed
 from scripts.bench.wiki.supervised import Schedule
 from scripts.wiki.packages import WikiError
+from scripts.wiki.pipeline import settings
 from scripts.wiki.pipeline.commands import OutOfTime
 from tests.scripts.bench.wiki.commands import STEPS, Commands, ems_of, folder_of, seed
 from tests.scripts.wiki.pipeline.tiny import FEW, lengthened
@@ -298,6 +299,19 @@ def test_a_seed_measured_elsewhere_is_taken_from_its_file(tmp_path: Path) -> Non
     assert json.loads(file.read_text())["machines"] == {"0": {"cores": 2}, "1": {"cores": 2}}
 
 
+def test_seeds_are_put_together_on_a_machine_without_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, options = seed(tmp_path), BenchWikiOptions(out=tmp_path, seeds=(0,))
+    work([one], whole(Commands()), print)
+    told(options, [one])
+    elsewhere = added(tmp_path.glob("measured-*.json"))
+    monkeypatch.setattr(settings, "lacks_bf16", lambda: True)
+    options.check_added(elsewhere)
+    with pytest.raises(ConfigError, match=r"model\.dtype bfloat16 there, float32 here"):
+        replace(options, seeds=(0, 1)).check_added(elsewhere)  # seed 1 would be measured here
+
+
 def test_a_seed_names_the_machine_that_measured_it(tmp_path: Path) -> None:
     options, one = BenchWikiOptions(out=tmp_path), seed(tmp_path)
     work([one], whole(Commands(ends_at=6)), print)
@@ -398,6 +412,7 @@ def test_the_tasks_are_those_of_the_demo() -> None:
     quick = BenchWikiOptions(quick=True)
     assert [(each.seed, each.quick) for each in quick.wanted] == [(0, True)] and quick.asked == 64
     assert quick.schedule == Schedule(patience=1, questions=64) != options.schedule
+    assert "supervised" in quick.settings.keys() - options.settings.keys()
 
 
 @pytest.mark.soak("wiki")

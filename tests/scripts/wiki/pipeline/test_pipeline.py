@@ -13,6 +13,7 @@ import pytest
 from configs.load import ConfigError, load, save
 from configs.runtime.process import REPOSITORY, Exit
 from scripts import cli
+from scripts.setup.resolve import resolve
 from scripts.wiki import packages
 from scripts.wiki.packages import WikiError
 from scripts.wiki.pipeline import pipeline, settings
@@ -57,7 +58,7 @@ class Phases:
         assert config.model.path.endswith("/warm/model")
         folder = Path(config.run_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        save(config, folder / "config.yaml")
+        save(resolve(config, "wiki"), folder / "config.yaml")
         return self._ran(folder)
 
     def resume(self, options: Any) -> int:
@@ -183,6 +184,17 @@ def test_the_folder_of_another_task_is_refused(phases: Phases, tmp_path: Path) -
     ):
         pipeline.run(WikiOptions(overrides=(f"run_dir={tmp_path}",)), Path("/cache"))
     assert phases.called == ["build"]
+
+
+def test_a_run_goes_on_in_a_folder_behind_a_link(phases: Phases, tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "disk")
+    names = {name: tmp_path / "linked" / name for name in WikiFiles.__dataclass_fields__}
+    phases.files = WikiFiles(**names)
+    given = WikiOptions(overrides=(f"run_dir={tmp_path / 'run'}", "retrieval.reranker=rr"))
+    for _ in range(2):
+        assert pipeline.run(given, Path("/cache")) == Exit.DONE
+    assert phases.called.count("train") == 1
 
 
 def test_a_machine_that_will_not_do_is_refused_before_anything_is_fetched(
