@@ -6,7 +6,6 @@ done, 1 failed, 2 bad input, 3 stopped by rule, 130 interrupted; a command may r
 """
 
 import difflib
-import errno
 import importlib
 import importlib.metadata
 import importlib.util
@@ -25,7 +24,7 @@ import typer
 
 from configs import hints
 from configs.load import FIELDS, ConfigError
-from configs.runtime.files import Locked, LockUnsupported
+from configs.runtime.files import Locked, LockUnsupported, is_full
 from configs.runtime.process import Exit, assert_packages, die_with_parent
 from configs.runtime.signals import Interrupt
 from scripts.command.options import flag
@@ -197,7 +196,7 @@ def _is_the_user_s(error: OSError) -> bool:
     """True for a file or disk that the user can mend; any other is ours, as its traceback shows."""
     kinds = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
     of_a_file = isinstance(error, (*kinds, Locked, LockUnsupported)) and error.filename is not None
-    return of_a_file or error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return of_a_file or is_full(error)
 
 
 def _choices(group: str = "") -> str:
