@@ -31,7 +31,6 @@ PACE = (  # a policy that is held as it is, as many rollouts in each step, and n
 )
 
 
-EVALUATION_S = 12.0  # about, of a whole run
 BASELINE = "sync"  # exact match is paired with
 RIVALS: dict[str, tuple[str, tuple[Kind, ...]]] = {  # of a ratio: its latency, their schedules
     "async_over_lockstep": ("tail", ("lockstep",)),
@@ -84,9 +83,10 @@ class Cell(msgspec.Struct, frozen=True):
     def about_s(self) -> float:
         """About what it takes on two cores."""
         task, kind = self.of, self.schedule.kind
+        if self.learns:
+            return task.em_s[kind]
         step_s = task.step_s[kind] if self.latency == "tail" else task.soon_s
-        evaluations = task.em_steps // task.em_every + 1 if self.learns else 0
-        return task.start_s[kind] + self.last * step_s + evaluations * EVALUATION_S
+        return task.start_s[kind] + self.last * step_s
 
     def overrides(self, files: TaskFiles, url: str, own: Sequence[str] = ()) -> tuple[str, ...]:
         """The configuration, searching at `url`; `own` comes last."""

@@ -7,7 +7,7 @@ model as it comes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -52,7 +52,8 @@ class TaskFiles:
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """A work, its schedules and its length. Seconds are those of two cores, to tell whether a cell
-    still fits a slice: of a start, of a step under the tail (`step_s`) and without (`soon_s`).
+    still fits a slice: of a start, of a step under the tail (`step_s`) and without (`soon_s`), of a
+    whole run (`em_s`).
 
     `files` of a seed, made or found; `made_of`: what of them is told by neither code nor
     configuration. Both raise ConfigError for what is missing. `code`: modules that only this task
@@ -85,6 +86,7 @@ class Task:
     quick_steps: int = 0
     em_steps: int = 0
     em_every: int = 0
+    em_s: Mapping[Kind, float] = field(default_factory=dict)
 
     @property
     def engines(self) -> int:
@@ -184,6 +186,8 @@ DEMO = Task(
     quick_steps=8,
     em_steps=80,
     em_every=10,
+    # More than so many steps of a pace: groups without signal are rolled out, and not trained on.
+    em_s={"lockstep": 860.0, "sync": 750.0, "ahead": 600.0, "async": 200.0},
 )
 WIKI = Task(
     name="wiki",

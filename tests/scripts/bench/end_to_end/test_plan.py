@@ -61,6 +61,12 @@ def test_a_part_of_the_plan_can_be_asked_for() -> None:
     assert [(c.latency, c.last) for c in whole] == [("tail", DEMO.em_steps)]
 
 
+@pytest.mark.parametrize("mode", DEMO.modes)
+def test_a_whole_run_is_told_as_long_as_it_takes_and_fits_a_slice(mode: str) -> None:
+    pace, whole = cells(DEMO, (mode,), ("tail",), (0,), DEMO.steps)
+    assert pace.about_s < whole.about_s == DEMO.em_s[DEMO.modes[mode].kind] < 30 * 60
+
+
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ConfigError, match="--modes 'asink': one of lockstep, lockstep_2_engines"):
         list(cells(DEMO, ("asink",), LATENCIES, (0,), 4))
