@@ -41,6 +41,7 @@ _SPLITS = {
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
 _MAKE_ROOM = "make room there, or set HF_HUB_CACHE"
+_STORE = "CAS Client Error"  # as hf_xet calls where the Hub's large files lie, in a RuntimeError
 _Choose = Callable[[Iterable[str]], list[str]]
 
 
@@ -255,6 +256,7 @@ def _download(
 ) -> tuple[Path, list[str]]:
     """The snapshot that the chosen files were just fetched into, and these; with progress."""
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import XetDownloadError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     hub = HfApi()
@@ -273,9 +275,11 @@ def _download(
         with disable_progress_bars(), status(f"fetching {name}"):
             return _snapshot(kind, name, files, local=False)
     except (OSError, RuntimeError) as error:
-        if not is_full(error):
-            raise
-        raise ConfigError(f"{where}: {_needs(size)} in all: {_MAKE_ROOM}") from error
+        if is_full(error):
+            raise ConfigError(f"{where}: {_needs(size)} in all: {_MAKE_ROOM}") from error
+        if _STORE in str(error):
+            raise XetDownloadError(f"{error}; HF_HUB_DISABLE_XET=1 goes around it") from None
+        raise
 
 
 def _require_room(

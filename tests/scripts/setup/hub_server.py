@@ -14,7 +14,8 @@ Files = dict[str, bytes]
 
 class FakeHub(ThreadingHTTPServer):
     """`repositories`: files by `models/NAME` or `datasets/NAME`; `gated`: those whose files are not
-    given; `requests`: the paths that were asked for."""
+    given; `store`: the server, if any, that large files are to be fetched from; `requests`: the
+    paths that were asked for."""
 
     daemon_threads = True
 
@@ -22,6 +23,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Files] = {}
         self.gated: set[str] = set()
+        self.store = ""
         self.requests: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -41,6 +43,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.requests.append(path)
+        if path == "token":
+            of = {"Cas-Url": self.server.store, "Access-Token": "t", "Token-Expiration": "9" * 10}
+            return self._send(200, b"", **{f"X-Xet-{name}": value for name, value in of.items()})
         if path.startswith("api/"):
             name, rest = "/".join(path.split("/")[1:4]), path.split("/")[4:]
             files = self.server.repositories.get(name)
@@ -54,7 +59,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(403, b"", **{"X-Error-Code": "GatedRepo"})
         content = self.server.repositories[name][file]
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
-        return self._send(200, content, **{"ETag": etag, "X-Repo-Commit": SHA})
+        headers = {"ETag": etag, "X-Repo-Commit": SHA}
+        if self.server.store and file.endswith(".safetensors"):
+            headers |= {"X-Xet-Hash": "b" * 64, "X-Xet-Refresh-Route": f"{self.server.url}/token"}
+        return self._send(200, content, **headers)
 
     def _info(self, name: str, files: Files) -> dict[str, object]:
         siblings = [{"rfilename": file, "size": len(each)} for file, each in files.items()]

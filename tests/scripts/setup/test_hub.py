@@ -412,6 +412,23 @@ def test_without_a_network_the_command_to_fetch_with_is_named(
     assert "set questions.eval to a file in it" in said
 
 
+@pytest.mark.slow
+def test_a_store_of_large_files_that_cannot_be_reached_is_named(
+    tmp_path: Path, served: FakeHub
+) -> None:
+    served.store = "http://127.0.0.1:1"
+    words = ["-c", "from scripts.setup import hub; hub.model('model.path', 'lab/small')"]
+    at_once = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "0"}
+    ended = ran(tmp_path, *words, HF_ENDPOINT=served.url, **at_once)
+    said = ended.stderr.splitlines()[-1]
+    assert "ConfigError: model.path = 'lab/small': there is no " in said, said
+    assert f"{served.url} cannot be read (Task error: " in said and "(http://127.0.0.1:1/" in said
+    assert "; HF_HUB_DISABLE_XET=1 goes around it): name a path as seen from here; or run" in said
+    assert not [*tmp_path.rglob("*.incomplete"), *tmp_path.rglob("*.safetensors")]
+    ended = ran(tmp_path, *words, HF_ENDPOINT=served.url, HF_HUB_DISABLE_XET="1")
+    assert [*tmp_path.rglob("*.safetensors")], ended.stderr
+
+
 def test_the_library_is_as_it_was_afterwards(
     served: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
