@@ -6,8 +6,8 @@ they can be read anywhere; warnings and causes stay whole there, for whoever sea
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -192,22 +192,31 @@ def of_sets(result: EvalResult) -> Iterator[str]:
 
 def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
     """The line of a step, by word."""
-    g = defaultdict(float, report.gauges)
-    staleness = f"{g['replay/staleness']:.2f} (max {g['replay/staleness_max']:.0f})"
-    mismatches = g["actor/token_mismatch"]
+    gauges = report.gauges
+    told = partial(_told, gauges)
+    most = told("replay/staleness_max", "{:.0f}")
+    mismatches = gauges.get("actor/token_mismatch", 0.0)
     return {
         "step": f"step {report.step:>4}/{total_steps}",
-        "reward": f"  reward {g['actor/reward']:.2f}",
-        "loss": f"  loss {g['learner/loss']:+.3f}",
-        "searches": f"  searches {g['actor/searches_per_rollout']:.2f}",
-        "tok/s": f"  {g['actor/tokens_per_s']:>5.0f} tok/s",
-        "ready": f"  ready {g['replay/ready_groups']:>3.0f}",
-        "staleness": f"  staleness {staleness}",
-        "no signal": f"  no signal {g['replay/no_signal_fraction']:.0%}",
-        "ess": f"  ess {g['learner/ess']:.2f}",
-        "wait": f"  wait {g['learner/wait_for_batch_s']:.2f} s",
-        "update": f"  update {g['learner/update_s']:.2f} s",
-        "kv": f"  kv {g['actor/kv_use_max']:.0%} hits {g['actor/prefix_hit_rate']:.0%}",
-        "pause": f"  pause {1000 * g['sync/generation_pause_s']:.0f} ms",
+        "reward": f"  reward {told('actor/reward', '{:.2f}')}",
+        "loss": f"  loss {told('learner/loss', '{:+.3f}')}",
+        "searches": f"  searches {told('actor/searches_per_rollout', '{:.2f}')}",
+        "tok/s": f"  {told('actor/tokens_per_s', '{:.0f}'):>5} tok/s",
+        "ready": f"  ready {told('replay/ready_groups', '{:.0f}'):>3}",
+        "staleness": f"  staleness {told('replay/staleness', '{:.2f}')} (max {most})",
+        "no signal": f"  no signal {told('replay/no_signal_fraction', '{:.0%}')}",
+        "ess": f"  ess {told('learner/ess', '{:.2f}')}",
+        "wait": f"  wait {told('learner/wait_for_batch_s', '{:.2f} s')}",
+        "update": f"  update {told('learner/update_s', '{:.2f} s')}",
+        "kv": f"  kv {told('actor/kv_use_max', '{:.0%}')} "
+        f"hits {told('actor/prefix_hit_rate', '{:.0%}')}",
+        "pause": f"  pause {told('sync/generation_pause_s', '{:.0f} ms', 1000.0)}",
         "mismatches": f"  TOKEN MISMATCHES {mismatches:.0f}" if mismatches else "",
     }
+
+
+def _told(gauges: Mapping[str, float], name: str, form: str, scale: float = 1.0) -> str:
+    """A gauge's value; a dash where nothing was measured in this step, as of rollouts where none
+    has ended since the last.
+    """
+    return form.format(scale * gauges[name]) if name in gauges else "–"

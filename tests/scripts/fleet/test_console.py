@@ -23,7 +23,7 @@ GAUGES = {
     "actor/reward": 0.78, "learner/loss": 0.061, "actor/tokens_per_s": 2495.0,
     "replay/ready_groups": 32.0, "replay/staleness": 2.0, "replay/staleness_max": 2.0,
     "replay/no_signal_fraction": 0.11, "learner/ess": 0.98, "actor/searches_per_rollout": 1.55,
-    "actor/kv_use_max": 0.93, "actor/prefix_hit_rate": 0.66,
+    "actor/kv_use_max": 0.93, "actor/prefix_hit_rate": 0.66, "sync/generation_pause_s": 0.012,
 }  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def told(width: int, *, terminal: bool = True, total: int = 80, **gauges: float)
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("count", "said"), [(2.0, "TOKEN MISMATCHES 2\n"), (0.0, "pause 0 ms\n")])
+@pytest.mark.parametrize(("count", "said"), [(2.0, "TOKEN MISMATCHES 2\n"), (0.0, "pause –\n")])
 def test_a_token_mismatch_stands_in_the_line_of_its_step(
     capsys: pytest.CaptureFixture[str], count: float, said: str
 ) -> None:
@@ -65,8 +65,17 @@ def test_80_columns_hold_what_matters_most() -> None:
 
 def test_with_room_a_step_tells_everything() -> None:
     line = told(200)[-1]
-    assert all(f" {word}" in line for word in LEGEND) and line.endswith("pause 0 ms")
+    assert all(f" {word}" in line for word in LEGEND) and line.endswith("pause 12 ms")
     assert "  kv 93% hits 66%  " in line
+
+
+def test_what_a_step_has_not_measured_is_not_told_as_0(capsys: pytest.CaptureFixture[str]) -> None:
+    Console().step(StepReport(2, {"learner/loss": -0.045, "replay/staleness": 1.0}), 6)
+    line = " ".join(capsys.readouterr().out.rpartition("step ")[2].split())
+    assert line == (
+        "2/6 reward – loss -0.045 searches – – tok/s ready – staleness 1.00 (max –) no signal – "
+        "ess – wait – update – kv – hits – pause –"
+    )
 
 
 @pytest.mark.parametrize("width", [40, 200])
@@ -77,7 +86,7 @@ def test_in_a_file_a_step_tells_everything_in_short_lines(width: int) -> None:
     first, *others = lines[begun[-1] :]
     assert "reward 0.78" in first and all(line.startswith("    ") for line in others)
     whole = " ".join([first, *others])
-    assert all(f" {word}" in whole for word in LEGEND) and whole.endswith("pause 0 ms")
+    assert all(f" {word}" in whole for word in LEGEND) and whole.endswith("pause 12 ms")
 
 
 def spoken(console: Callable[[Console], None], width: int, terminal: bool) -> list[str]:
