@@ -193,7 +193,7 @@ def of_sets(result: EvalResult) -> Iterator[str]:
 def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
     """The line of a step, by word."""
     gauges = report.gauges
-    told = partial(_told, gauges)
+    told = partial(_or_dash, gauges)
     most = told("replay/staleness_max", "{:.0f}")
     mismatches = gauges.get("actor/token_mismatch", 0.0)
     return {
@@ -215,8 +215,8 @@ def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
     }
 
 
-def _told(gauges: Mapping[str, float], name: str, form: str, scale: float = 1.0) -> str:
+def _or_dash(gauges: Mapping[str, float], name: str, form: str, scale: float = 1.0) -> str:
     """A gauge's value; a dash where nothing was measured in this step, as of rollouts where none
     has ended since the last.
     """
-    return form.format(scale * gauges[name]) if name in gauges else "–"
+    return form.format(scale * gauges[name]) if name in gauges else "-"

@@ -1,6 +1,6 @@
 """A run's learning curve, `<run>/curve.png`: exact match, reward and staleness over steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +64,7 @@ def draw(run_dir: Path) -> Path | None:
         ylim=(-0.02, 1.02), ylabel="exact match (held-out)", title=plain(run_dir.resolve().name)
     )
     top.legend(loc="best", frameon=False)
-    _draw_reports(bottom, sorted(reported.items()))
+    draw_reports(bottom, sorted(reported.items()))
     return save(figure, (top, bottom), run_dir / "curve.png")
 
 
@@ -109,11 +109,19 @@ def save(figure: Figure, panels: Iterable[Axes], path: Path, beneath: float = 0.
     return path
 
 
-def _draw_reports(axes: Axes, reports: list[tuple[int, dict[str, float]]]) -> None:
-    steps = [step for step, _ in reports]
-    axes.plot(steps, [g.get("actor/reward", 0.0) for _, g in reports], color="#444444")
+def _course(
+    reports: Sequence[tuple[int, Mapping[str, float]]], gauge: str
+) -> tuple[list[int], list[float]]:
+    """The steps that have measured it, and its values."""
+    found = [(step, gauges[gauge]) for step, gauges in reports if gauge in gauges]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def draw_reports(axes: Axes, reports: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+    """Draw the reward of rollouts and staleness, of the steps that have measured them."""
+    axes.plot(*_course(reports, "actor/reward"), color="#444444")
     axes.set(xlabel="step", ylabel="reward of rollouts", ylim=(-0.02, 1.02))
     stale = axes.twinx()
-    stale.plot(steps, [g.get("replay/staleness", 0.0) for _, g in reports], color="#d9a441")
+    stale.plot(*_course(reports, "replay/staleness"), color="#d9a441")
     stale.set_ylabel("staleness (mean)", color="#d9a441")
     stale.set_ylim(bottom=0)

@@ -7,6 +7,7 @@ knows the layouts of data sets that the `datasets` library knows by their files'
 
 import errno
 import glob
+import json
 import os
 import re
 import shutil
@@ -41,7 +42,9 @@ _SPLITS = {
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
 _MAKE_ROOM = "make room there, or set HF_HUB_CACHE"
-_STORE = "CAS Client Error"  # as hf_xet calls where the Hub's large files lie, in a RuntimeError
+_CUT_OFF = (  # what is said where a file has not come: by hf_xet, of its store, and by the library
+    *("CAS Client Error", "Xet headers", "Consistency check failed"),
+)
 _Choose = Callable[[Iterable[str]], list[str]]
 
 
@@ -213,7 +216,6 @@ def _fetched(
         DryRunError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
-        XetDownloadError,
     )
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
@@ -223,7 +225,7 @@ def _fetched(
         return _snapshot(kind, name, choose([file.path for file in tree]), local=True)
     failed = (
         *(httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError),
-        *(XetDownloadError, DryRunError),
+        *(DryRunError, json.JSONDecodeError),  # of a page that stands before the network
     )
     try:
         with _network():
@@ -256,7 +258,6 @@ def _download(
 ) -> tuple[Path, list[str]]:
     """The snapshot that the chosen files were just fetched into, and these; with progress."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import XetDownloadError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     hub = HfApi()
@@ -274,11 +275,15 @@ def _download(
             return _snapshot(kind, name, files, local=False)
         with disable_progress_bars(), status(f"fetching {name}"):
             return _snapshot(kind, name, files, local=False)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         if is_full(error):
             raise ConfigError(f"{where}: {_needs(size)} in all: {_MAKE_ROOM}") from error
-        if _STORE in str(error):
-            raise XetDownloadError(f"{error}; HF_HUB_DISABLE_XET=1 goes around it") from None
+        if any(words in str(error) for words in _CUT_OFF):
+            raise ConfigError(
+                f"{where}: a file of it has not come from the Hub ({_first_line(error)}): try "
+                "again; where large files do not come, HF_HUB_DISABLE_XET=1 may go around their "
+                "store"
+            ) from error
         raise
 
 
@@ -336,7 +341,7 @@ def _why(error: Exception, kind: str, name: str, field: str) -> str:
             "spelling, or `hf auth login`"
         )
     cause = error.__cause__ or error
-    why = str(cause).strip().split("\n")[0] or type(cause).__name__
+    why = _first_line(cause)
     why = "HF_HUB_OFFLINE is set" if isinstance(cause, OfflineModeIsEnabled) else why
     return (
         f"there is no {Path(name).resolve()}, and nothing of that name in the Hub's cache; "
@@ -344,6 +349,10 @@ def _why(error: Exception, kind: str, name: str, field: str) -> str:
         f"`{_command(kind, name)}` where there is a network and this cache; or add `--local-dir "
         f"FOLDER`, copy that here, and set {field} to {'a file in ' * (kind == 'dataset')}it"
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
 
 
 @contextmanager

@@ -39,7 +39,7 @@ def told(width: int, *, terminal: bool = True, total: int = 80, **gauges: float)
     return file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize(("count", "said"), [(2.0, "TOKEN MISMATCHES 2\n"), (0.0, "pause –\n")])
+@pytest.mark.parametrize(("count", "said"), [(2.0, "TOKEN MISMATCHES 2\n"), (0.0, "pause -\n")])
 def test_a_token_mismatch_stands_in_the_line_of_its_step(
     capsys: pytest.CaptureFixture[str], count: float, said: str
 ) -> None:
@@ -73,8 +73,8 @@ def test_what_a_step_has_not_measured_is_not_told_as_0(capsys: pytest.CaptureFix
     Console().step(StepReport(2, {"learner/loss": -0.045, "replay/staleness": 1.0}), 6)
     line = " ".join(capsys.readouterr().out.rpartition("step ")[2].split())
     assert line == (
-        "2/6 reward – loss -0.045 searches – – tok/s ready – staleness 1.00 (max –) no signal – "
-        "ess – wait – update – kv – hits – pause –"
+        "2/6 reward - loss -0.045 searches - - tok/s ready - staleness 1.00 (max -) no signal - "
+        "ess - wait - update - kv - hits - pause -"
     )
 
 

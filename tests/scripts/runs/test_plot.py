@@ -5,7 +5,7 @@ import pytest
 from matplotlib import pyplot
 
 from replay.protocol import EvalResult, SetResult
-from scripts.runs.plot import draw_evaluations
+from scripts.runs.plot import draw_evaluations, draw_reports
 
 BY_HOPS = {"1": 0.9, "2": 0.5}
 RESULT = EvalResult(
@@ -48,3 +48,13 @@ def test_several_data_sets_are_drawn_each_for_itself() -> None:
     sets = {name: SetResult(5, 0.5, 0.25, 1.0) for name in ("nq", "hotpotqa")}
     assert labels(sets=sets) == ["nq", "hotpotqa"]
     assert labels(sets={"nq": sets["nq"]})[0] == "1 hop, greedy"
+
+
+def test_a_step_without_a_rollout_s_end_is_no_reward_of_0() -> None:
+    figure, axes = pyplot.subplots()
+    stale = {"replay/staleness": 1.0}
+    draw_reports(axes, [(1, stale | {"actor/reward": 0.5}), (2, stale), (3, {"actor/reward": 0.4})])
+    rewards, staleness = (each.get_lines()[0] for each in figure.axes)
+    pyplot.close(figure)
+    assert [*rewards.get_xdata()] == [1, 3] and [*rewards.get_ydata()] == [0.5, 0.4]
+    assert [*staleness.get_xdata()] == [1, 2] and [*staleness.get_ydata()] == [1.0, 1.0]

@@ -14,8 +14,8 @@ Files = dict[str, bytes]
 
 class FakeHub(ThreadingHTTPServer):
     """`repositories`: files by `models/NAME` or `datasets/NAME`; `gated`: those whose files are not
-    given; `store`: the server, if any, that large files are to be fetched from; `requests`: the
-    paths that were asked for."""
+    given; `store`: the server, if any, that large files are to be fetched from; `page`: what is
+    answered instead of all, if anything; `requests`: the paths that were asked for."""
 
     daemon_threads = True
 
@@ -23,7 +23,7 @@ class FakeHub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Files] = {}
         self.gated: set[str] = set()
-        self.store = ""
+        self.store, self.page = "", b""
         self.requests: list[str] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -43,6 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path).strip("/")
         self.server.requests.append(path)
+        if self.server.page:
+            return self._send(200, self.server.page)
         if path == "token":
             of = {"Cas-Url": self.server.store, "Access-Token": "t", "Token-Expiration": "9" * 10}
             return self._send(200, b"", **{f"X-Xet-{name}": value for name, value in of.items()})

@@ -412,6 +412,31 @@ def test_without_a_network_the_command_to_fetch_with_is_named(
     assert "set questions.eval to a file in it" in said
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Task error: CAS Client Error: HTTP status server error (500)"),
+        ValueError("Xet headers have not been correctly set by the server."),
+        OSError("Consistency check failed: file should be of size 2 but has size 1\nWe are sorry"),
+    ],
+)
+def test_a_file_that_does_not_come_is_named(
+    served: FakeHub, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    fail_with(monkeypatch, error)
+    (why, *_) = str(error).splitlines()
+    said = refused(base("model.path=lab/small"))
+    assert said.startswith(
+        f"model.path = 'lab/small': a file of it has not come from the Hub ({why}): try again; "
+    )
+
+
+def test_a_page_before_the_network_is_no_hub(served: FakeHub) -> None:
+    served.page = b"<html>Log in to this hotel's network</html>"
+    said = refused(base("model.path=lab/small"))
+    assert "cannot be read (Expecting value: line 1 column 1 (char 0)): name a path" in said
+
+
 @pytest.mark.slow
 def test_a_store_of_large_files_that_cannot_be_reached_is_named(
     tmp_path: Path, served: FakeHub
@@ -421,9 +446,9 @@ def test_a_store_of_large_files_that_cannot_be_reached_is_named(
     at_once = {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "0"}
     ended = ran(tmp_path, *words, HF_ENDPOINT=served.url, **at_once)
     said = ended.stderr.splitlines()[-1]
-    assert "ConfigError: model.path = 'lab/small': there is no " in said, said
-    assert f"{served.url} cannot be read (Task error: " in said and "(http://127.0.0.1:1/" in said
-    assert "; HF_HUB_DISABLE_XET=1 goes around it): name a path as seen from here; or run" in said
+    assert "ConfigError: model.path = 'lab/small': a file of it has not come from the Hub (" in said
+    assert "error sending request for url (http://127.0.0.1:1/" in said, said
+    assert said.endswith("HF_HUB_DISABLE_XET=1 may go around their store")
     assert not [*tmp_path.rglob("*.incomplete"), *tmp_path.rglob("*.safetensors")]
     ended = ran(tmp_path, *words, HF_ENDPOINT=served.url, HF_HUB_DISABLE_XET="1")
     assert [*tmp_path.rglob("*.safetensors")], ended.stderr
