@@ -41,7 +41,7 @@ from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
 SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 176, 64
-QUICK_SCHEDULE = Schedule(patience=1, questions=QUICK_QUESTIONS)
+QUICK_SCHEDULE = Schedule(questions=QUICK_QUESTIONS, once=True)
 _REFUSED = {
     "seed": "seed is what --seeds says: drop the override",
     "learner.total_steps": "learner.total_steps is what --steps says: drop the override",
@@ -60,8 +60,8 @@ METHOD = {
     "trained model under the same prompts, in one turn as long",
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
-    "sampled EM on all validation questions (quick: 64) has not exceeded its best twice in a row "
-    "(quick: once) after the first epoch; the best model",
+    "sampled EM on all validation questions has not exceeded its best twice in a row after the "
+    "first epoch (quick: on 64 of them, for one epoch); the best model",
     "trained": "the run of forage demo wiki from the start: its last version",
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
@@ -81,7 +81,7 @@ class BenchWikiOptions(harness.BenchOptions):
     overrides: tuple[str, ...] = overrides()
     quick: bool = option(
         "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick; supervised learning "
-        "ends with the first measurement after an epoch that is no better",
+        "ends after one epoch",
         default=False,
     )
     seeds: tuple[int, ...] = option(

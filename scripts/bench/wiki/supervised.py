@@ -27,12 +27,14 @@ RECORD, BEST, CONFIG_FILE = "learnt.json", "best", "config.yaml"
 class Schedule:
     """Exact match at T = 1 on so many validation `questions` (0: all) is measured `every` so many
     steps; it has stopped rising when `patience` measurements in a row, all of them once every
-    demonstration has been seen, do not exceed the best.
+    demonstration has been seen, do not exceed the best. `once`: stop when every demonstration has
+    been seen, rising or not.
     """
 
     every: int = 24
     patience: int = 2
     questions: int = 0
+    once: bool = False
 
 
 class Learnt(msgspec.Struct):
@@ -46,13 +48,13 @@ class Learnt(msgspec.Struct):
         return max(self.measured, key=lambda each: each.sampled_em, default=None)
 
 
-def has_stopped(learnt: Learnt, patience: int, epoch: int) -> bool:
+def has_stopped(learnt: Learnt, schedule: Schedule, epoch: int) -> bool:
     """True where the last `patience` measurements, each after `epoch` steps or more, do not exceed
-    the best before them.
+    the best before them; of a schedule of `once` after `epoch` steps.
     """
-    best = learnt.best
-    late = [] if best is None else [m for m in learnt.measured if m.steps > best.steps]
-    return sum(each.steps >= epoch for each in late) >= patience
+    seen, best = [each for each in learnt.measured if each.steps >= epoch], learnt.best
+    late = [each for each in seen if best and each.steps > best.steps]
+    return bool(seen) if schedule.once else len(late) >= schedule.patience
 
 
 def epoch_of(plan: Plan) -> int:
@@ -63,7 +65,7 @@ def epoch_of(plan: Plan) -> int:
 
 def is_learnt(folder: Path, plan: Plan, schedule: Schedule) -> bool:
     """True where validation has stopped rising, and nothing is left to remove. Raises WikiError."""
-    stopped = has_stopped(read(folder), schedule.patience, epoch_of(plan))
+    stopped = has_stopped(read(folder), schedule, epoch_of(plan))
     return stopped and all(is_removed(each) for each in _passing(folder))
 
 
@@ -78,7 +80,7 @@ def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) ->
     """
     folder.mkdir(parents=True, exist_ok=True)
     learnt, warm, epoch = read(folder), folder / WARM, epoch_of(plan)
-    while not has_stopped(learnt, schedule.patience, epoch):
+    while not has_stopped(learnt, schedule, epoch):
         steps, best = schedule.every * (len(learnt.measured) + 1), learnt.best
         found = candidate(
             folder,

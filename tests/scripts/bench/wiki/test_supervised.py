@@ -35,7 +35,7 @@ SCHEDULE = Schedule(every=4, patience=2, questions=3)
 def test_learning_stops_when_the_last_two_do_not_exceed_the_best(
     ems: list[float], stopped: bool
 ) -> None:
-    assert has_stopped(measured(ems), 2, epoch=8) is stopped
+    assert has_stopped(measured(ems), SCHEDULE, epoch=8) is stopped
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,16 @@ def test_learning_stops_when_the_last_two_do_not_exceed_the_best(
 def test_learning_does_not_stop_before_every_demonstration_is_seen(
     ems: list[float], stopped: bool
 ) -> None:
-    assert has_stopped(measured(ems, every=16), 2, epoch=60) is stopped
+    assert has_stopped(measured(ems, every=16), SCHEDULE, epoch=60) is stopped
+
+
+@pytest.mark.parametrize(("measurements", "stopped"), [(0, False), (3, False), (4, True)])
+def test_a_schedule_of_one_epoch_ends_with_it_though_still_rising(
+    measurements: int, stopped: bool
+) -> None:
+    rising = measured([0.1, 0.2, 0.3, 0.4][:measurements], every=16)
+    assert has_stopped(rising, Schedule(once=True), epoch=60) is stopped
+    assert not has_stopped(rising, Schedule(), epoch=60)
 
 
 def test_an_epoch_shows_every_demonstration(tmp_path: Path) -> None:
