@@ -216,7 +216,7 @@ def _parts(report: StepReport, total_steps: int) -> dict[str, str]:
 
 
 def _or_dash(gauges: Mapping[str, float], name: str, form: str, scale: float = 1.0) -> str:
-    """A gauge's value; a dash where nothing was measured in this step, as of rollouts where none
-    has ended since the last.
+    """A gauge's value; a dash where this step has not measured it, as the reward of rollouts where
+    none has ended since the step before.
     """
     return form.format(scale * gauges[name]) if name in gauges else "-"

@@ -42,9 +42,8 @@ _SPLITS = {
     "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
 }  # fmt: skip
 _MAKE_ROOM = "make room there, or set HF_HUB_CACHE"
-_CUT_OFF = (  # what is said where a file has not come: by hf_xet, of its store, and by the library
-    *("CAS Client Error", "Xet headers", "Consistency check failed"),
-)
+# What is said where a file has not come: by hf_xet, of its store, then twice by huggingface_hub.
+_CUT_OFF = ("CAS Client Error", "Xet headers", "Consistency check failed")
 _Choose = Callable[[Iterable[str]], list[str]]
 
 
@@ -224,8 +223,8 @@ def _fetched(
         tree = get_cached_repo_tree(name, repo_type=kind)
         return _snapshot(kind, name, choose([file.path for file in tree]), local=True)
     failed = (
-        *(httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError),
-        *(DryRunError, json.JSONDecodeError),  # of a page that stands before the network
+        *(httpx.HTTPError, OfflineModeIsEnabled, LocalEntryNotFoundError, DryRunError),
+        *(json.JSONDecodeError, UnicodeDecodeError),  # of a page that stands before the network
     )
     try:
         with _network():
@@ -278,7 +277,7 @@ def _download(
     except (OSError, RuntimeError, ValueError) as error:
         if is_full(error):
             raise ConfigError(f"{where}: {_needs(size)} in all: {_MAKE_ROOM}") from error
-        if any(words in str(error) for words in _CUT_OFF):
+        if _is_cut_off(error):
             raise ConfigError(
                 f"{where}: a file of it has not come from the Hub ({_first_line(error)}): try "
                 "again; where large files do not come, HF_HUB_DISABLE_XET=1 may go around their "
@@ -343,12 +342,20 @@ def _why(error: Exception, kind: str, name: str, field: str) -> str:
     cause = error.__cause__ or error
     why = _first_line(cause)
     why = "HF_HUB_OFFLINE is set" if isinstance(cause, OfflineModeIsEnabled) else why
+    if isinstance(cause, (json.JSONDecodeError, UnicodeDecodeError)):
+        why = "what answers is a page, not the Hub: log in to the network first"
     return (
         f"there is no {Path(name).resolve()}, and nothing of that name in the Hub's cache; "
         f"{constants.ENDPOINT} cannot be read ({why}): name a path as seen from here; or run "
         f"`{_command(kind, name)}` where there is a network and this cache; or add `--local-dir "
         f"FOLDER`, copy that here, and set {field} to {'a file in ' * (kind == 'dataset')}it"
     )
+
+
+def _is_cut_off(error: Exception) -> bool:
+    of_the_network = isinstance(error, (ConnectionError, TimeoutError))
+    known = type(error).__module__ == "hf_xet" or any(words in str(error) for words in _CUT_OFF)
+    return of_the_network or known
 
 
 def _first_line(error: BaseException) -> str:

@@ -186,8 +186,9 @@ DEMO = Task(
     quick_steps=8,
     em_steps=80,
     em_every=10,
-    # More than so many steps of a pace: groups without signal are rolled out, and not trained on.
-    # Measured of lockstep, sync and async_8 (139); room for async_1, whose searches hide less.
+    # A whole run also rolls out groups without signal, which it does not train on, so that a step
+    # takes longer than a pace's. Lockstep and sync are as measured; async_8 took 139 s, and modes
+    # of less staleness take longer; of `ahead` there is no measurement.
     em_s={"lockstep": 860.0, "sync": 750.0, "ahead": 600.0, "async": 200.0},
 )
 WIKI = Task(

@@ -1,10 +1,11 @@
 """What the wiki task is worth: `forage bench wiki [--minutes N] [--json FILE]`.
 
 For each seed: the chosen start, the run of `forage demo wiki` from there, supervised learning on
-all demonstrations until validation stops rising; then all of them, `no_search` and `rag` on the
-same held-out questions. What is finished is kept in `--out`, in `.cache/wiki` and in `runs`;
-`--minutes` ends a slice, and the same command goes on. Exit code 3: something is left. Seeds may be
-measured on several machines: `--add` takes the file that each leaves.
+all demonstrations until validation stops rising (--quick: a little over an epoch); then all of
+them, `no_search` and `rag` on the same held-out questions. What is finished is kept in `--out`, in
+`.cache/wiki` and in `runs`; `--minutes` ends a slice, and the same command goes on. Exit code 3:
+something is left. Seeds may be measured on several machines: `--add` takes the file that each
+leaves.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +42,7 @@ from scripts.wiki.pipeline.start import Recipe
 from scripts.wiki.wiki import build
 
 SEEDS, QUESTIONS, QUICK_QUESTIONS = (0, 1, 2), 176, 64
-QUICK_SCHEDULE = Schedule(questions=QUICK_QUESTIONS, once=True)
+QUICK_SCHEDULE = Schedule(patience=0, questions=QUICK_QUESTIONS)
 _REFUSED = {
     "seed": "seed is what --seeds says: drop the override",
     "learner.total_steps": "learner.total_steps is what --steps says: drop the override",
@@ -61,7 +62,7 @@ METHOD = {
     "start": "the fewest supervised steps whose sampled EM on validation is enough (docs/wiki.md)",
     "supervised": "all demonstrations from the model as it comes, at the start's settings, until "
     "sampled EM on all validation questions has not exceeded its best twice in a row after the "
-    "first epoch (quick: on 64 of them, for one epoch); the best model",
+    "first epoch (quick: on 64 of them, to the first measurement after it); the best model",
     "trained": "the run of forage demo wiki from the start: its last version",
     "curve": "reward of the rollouts that came in since the step before, from the run's log",
     "behaviour": "of the rollouts that ended; malformed is a share of turns",
@@ -81,7 +82,7 @@ class BenchWikiOptions(harness.BenchOptions):
     overrides: tuple[str, ...] = overrides()
     quick: bool = option(
         "seed 0, 64 questions, 6 steps: the run of forage demo wiki --quick; supervised learning "
-        "ends after one epoch",
+        "ends with its first measurement after an epoch",
         default=False,
     )
     seeds: tuple[int, ...] = option(

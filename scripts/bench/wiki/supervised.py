@@ -1,4 +1,5 @@
-"""The supervised baseline: a warm start on all demonstrations until validation stops rising.
+"""The supervised baseline: a warm start on all demonstrations until validation stops rising, or
+for an epoch.
 
 warm/         the warm start, which takes a few steps more for each measurement
 step-N/       the evaluation of its model after N steps, on validation questions
@@ -27,14 +28,13 @@ RECORD, BEST, CONFIG_FILE = "learnt.json", "best", "config.yaml"
 class Schedule:
     """Exact match at T = 1 on so many validation `questions` (0: all) is measured `every` so many
     steps; it has stopped rising when `patience` measurements in a row, all of them once every
-    demonstration has been seen, do not exceed the best. `once`: stop when every demonstration has
-    been seen, rising or not.
+    demonstration has been seen, do not exceed the best. Of a `patience` of 0 it stops at the first
+    measurement after every demonstration has been seen, rising or not.
     """
 
     every: int = 24
     patience: int = 2
     questions: int = 0
-    once: bool = False
 
 
 class Learnt(msgspec.Struct):
@@ -49,12 +49,12 @@ class Learnt(msgspec.Struct):
 
 
 def has_stopped(learnt: Learnt, schedule: Schedule, epoch: int) -> bool:
-    """True where the last `patience` measurements, each after `epoch` steps or more, do not exceed
-    the best before them; of a schedule of `once` after `epoch` steps.
+    """True where the schedule's last `patience` measurements, each after `epoch` steps or more, do
+    not exceed the best before them, and there is one.
     """
     seen, best = [each for each in learnt.measured if each.steps >= epoch], learnt.best
     late = [each for each in seen if best and each.steps > best.steps]
-    return bool(seen) if schedule.once else len(late) >= schedule.patience
+    return bool(seen) and len(late) >= schedule.patience
 
 
 def epoch_of(plan: Plan) -> int:
@@ -64,7 +64,7 @@ def epoch_of(plan: Plan) -> int:
 
 
 def is_learnt(folder: Path, plan: Plan, schedule: Schedule) -> bool:
-    """True where validation has stopped rising, and nothing is left to remove. Raises WikiError."""
+    """True where its schedule has stopped, and nothing is left to remove. Raises WikiError."""
     stopped = has_stopped(read(folder), schedule, epoch_of(plan))
     return stopped and all(is_removed(each) for each in _passing(folder))
 
@@ -75,7 +75,7 @@ def read(folder: Path) -> Learnt:
 
 
 def teach(folder: Path, plan: Plan, schedule: Schedule, run: Run, tell: Tell) -> None:
-    """Go on until validation stops rising; `folder/best` is then the model. Raises WikiError, and
+    """Go on until the schedule stops; `folder/best` is then the model. Raises WikiError, and
     what `run` raises.
     """
     folder.mkdir(parents=True, exist_ok=True)

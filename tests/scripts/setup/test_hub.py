@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hf_xet
 import huggingface_hub
 import pyarrow.parquet
 import pytest
@@ -416,6 +417,8 @@ def test_without_a_network_the_command_to_fetch_with_is_named(
     "error",
     [
         RuntimeError("Task error: CAS Client Error: HTTP status server error (500)"),
+        hf_xet.XetAuthenticationError("Authentication error: no"),
+        ConnectionResetError("Network error: reset"),
         ValueError("Xet headers have not been correctly set by the server."),
         OSError("Consistency check failed: file should be of size 2 but has size 1\nWe are sorry"),
     ],
@@ -431,10 +434,11 @@ def test_a_file_that_does_not_come_is_named(
     )
 
 
-def test_a_page_before_the_network_is_no_hub(served: FakeHub) -> None:
-    served.page = b"<html>Log in to this hotel's network</html>"
+@pytest.mark.parametrize("page", [b"<p>Log in to this network", b"<p>Caf\xe9: log in"])
+def test_a_page_before_the_network_is_no_hub(served: FakeHub, page: bytes) -> None:
+    served.page = page
     said = refused(base("model.path=lab/small"))
-    assert "cannot be read (Expecting value: line 1 column 1 (char 0)): name a path" in said
+    assert "cannot be read (what answers is a page, not the Hub: log in" in said
 
 
 @pytest.mark.slow

@@ -411,7 +411,7 @@ def test_the_tasks_are_those_of_the_demo() -> None:
     assert options.wanted[0].steps == 3 and options.wanted[0].overrides == ("learner.lr=1e-5",)
     quick = BenchWikiOptions(quick=True)
     assert [(each.seed, each.quick) for each in quick.wanted] == [(0, True)] and quick.asked == 64
-    assert quick.schedule == Schedule(questions=64, once=True) != options.schedule
+    assert quick.schedule == Schedule(patience=0, questions=64) != options.schedule
     assert "supervised" in quick.settings.keys() - options.settings.keys()
 
 

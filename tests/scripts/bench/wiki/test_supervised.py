@@ -59,7 +59,7 @@ def test_a_schedule_of_one_epoch_ends_with_it_though_still_rising(
     measurements: int, stopped: bool
 ) -> None:
     rising = measured([0.1, 0.2, 0.3, 0.4][:measurements], every=16)
-    assert has_stopped(rising, Schedule(once=True), epoch=60) is stopped
+    assert has_stopped(rising, Schedule(patience=0), epoch=60) is stopped
     assert not has_stopped(rising, Schedule(), epoch=60)
 
 
